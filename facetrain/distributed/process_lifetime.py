@@ -11,6 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+from facetrain.distributed.watchdog_process import status_of
+
 _PR_SET_PDEATHSIG = 1  # from Linux's prctl.h
 _STANDARD_ERROR = 2
 _OWN_LAUNCHER = "FACETRAIN_LAUNCHER"
@@ -80,12 +82,8 @@ def _has_mark(log_dir: Path, name: str) -> bool:
 
 def process_stat(pid: int) -> tuple[str, str]:
     """Return state and start time of a process, a letter and clock ticks as in proc(5); both "" if they are unknown."""
-    try:
-        # The name of the program, in parentheses, may contain spaces and parentheses.
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-        return fields[0], fields[19]
-    except (OSError, IndexError):
-        return "", ""
+    fields = status_of(pid)
+    return (fields[0], fields[19]) if fields else ("", "")
 
 
 def is_stopped(pid: int) -> bool:

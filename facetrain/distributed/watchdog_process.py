@@ -410,7 +410,7 @@ def _write_to_rank(line: str) -> None:
 
 def _helper_fault(pid: int) -> str:
     """Return what keeps a process from its work, as in "was stopped (SIGSTOP)", and "" if nothing does."""
-    fields = _status_of(pid)
+    fields = status_of(pid)
     if fields[:1] == ["T"]:
         return "was stopped (SIGSTOP)"
     # The last field: how it ended, as waitpid(2) gives it. The low bits are the signal that ended it.
@@ -436,10 +436,10 @@ def _command(pid: int) -> str:
 
 
 def _session_of(pid: int) -> str:
-    return next(iter(_status_of(pid)[3:4]), "")
+    return next(iter(status_of(pid)[3:4]), "")
 
 
-def _status_of(pid: int) -> list[str]:
+def status_of(pid: int) -> list[str]:
     """Return the fields of proc(5) from the state on; none if the process is gone."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
@@ -450,7 +450,7 @@ def _status_of(pid: int) -> list[str]:
 
 
 def _state_of(pid: int) -> str:
-    return "".join(_status_of(pid)[:1])
+    return "".join(status_of(pid)[:1])
 
 
 def _is_stopped(pid: int) -> bool:
