@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from facetrain.data.shared_array import SharedArray
-from facetrain.distributed.process_setup import user_cache_folder
+from facetrain.distributed.user_environment import user_cache_folder
 from facetrain.errors import DataError
 from facetrain.files import error_reason, locked, parse_json, replacing, stamp_of
 

@@ -23,7 +23,7 @@ from facetrain.data.beside_dataset import DESCRIBING_FILES, DESCRIBING_SUFFIXES
 from facetrain.data.dataset import FaceDataset, image_files
 from facetrain.data.object_blocks import READ_BY_RANGES, ObjectPath, StoredObject, stored_object
 from facetrain.data.settings import CACHE_BYTES
-from facetrain.distributed.process_setup import user_cache_folder
+from facetrain.distributed.user_environment import user_cache_folder
 from facetrain.errors import DataError
 from facetrain.files import os_errors_as, private_folder, replacing
 from facetrain.remote import download

@@ -1,4 +1,4 @@
-"""Settings of a training process outside Python: memory allocator, log levels of torch, cache folder.
+"""Settings of a process that its libraries read: allocators, threads, CUDA and NCCL, compiled code, logs.
 
 Imports no torch: some of these settings work only if they are made before `import torch`.
 """
@@ -6,7 +6,6 @@ Imports no torch: some of these settings work only if they are made before `impo
 from __future__ import annotations
 
 import ctypes
-import errno
 import logging
 import os
 import sys
@@ -15,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from facetrain.device.gpu_driver import has_gpu_driver
+from facetrain.distributed.user_environment import user_cache_folder
 from facetrain.errors import ConfigError
 
 # From glibc's malloc.h.
@@ -40,28 +40,6 @@ def keep_freed_memory() -> None:
 def release_freed_memory() -> None:
     """Make glibc return blocks of 64 KiB and more to the kernel when they are freed: slower, less memory."""
     _mallopt({_M_MMAP_THRESHOLD: _LARGE_BLOCK, _M_TRIM_THRESHOLD: _LARGE_BLOCK})
-
-
-def user_cache_folder() -> Path:
-    """Return facetrain's folder in the cache folder of the user, which need not exist: XDG_CACHE_HOME, or ~/.cache.
-
-    Raises:
-        FileNotFoundError: the user has no home folder: HOME is not set, and the system does not know the user.
-    """
-    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    # The specification of this variable says to ignore a relative path: it would be another folder in each command.
-    if base.is_absolute():
-        return base / "facetrain"
-    try:
-        return Path.home() / ".cache" / "facetrain"
-    except RuntimeError as error:
-        raise FileNotFoundError(errno.ENOENT, str(error)) from error
-
-
-def is_offline() -> bool:
-    """Return whether the user has switched downloads off, by FACETRAIN_OFFLINE or the variable of huggingface_hub."""
-    values = (os.environ.get(name, "") for name in ("FACETRAIN_OFFLINE", "HF_HUB_OFFLINE"))
-    return any(value.lower() not in ("", "0", "false", "no", "off") for value in values)
 
 
 def keep_compiled_code() -> None:

@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
-from facetrain.distributed.process_setup import is_offline, user_cache_folder
+from facetrain.distributed.user_environment import is_offline, user_cache_folder
 from facetrain.errors import DataError, RunError, UsageError
 from facetrain.files import locked, os_errors_as, parse_json, private_folder, stamp_of, write_atomically
 from facetrain.progress import ProgressCallback, ignore_progress

@@ -24,7 +24,7 @@ import torch
 import facetrain
 from facetrain.device.capability import multiplies_bfloat16
 from facetrain.distributed import collectives
-from facetrain.distributed.process_setup import user_cache_folder
+from facetrain.distributed.user_environment import user_cache_folder
 from facetrain.distributed.spawn import HelperContext
 from facetrain.files import make_folder, read_regular_text, write_atomically
 from facetrain.training.kernel_self_test import KernelWork, check_head

@@ -9,12 +9,8 @@ import pytest
 import torch
 
 from facetrain.distributed import process_setup
-from facetrain.distributed.process_setup import (
-    keep_compiled_code,
-    set_gpu_defaults,
-    silence_torch_logs,
-    user_cache_folder,
-)
+from facetrain.distributed.process_setup import keep_compiled_code, set_gpu_defaults, silence_torch_logs
+from facetrain.distributed.user_environment import user_cache_folder
 from facetrain.training import choose_kernels
 
 VARIABLE, OF_TRITON = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
