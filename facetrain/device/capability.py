@@ -8,6 +8,8 @@ from pathlib import Path
 import torch
 
 _BFLOAT16_CAPABILITY = (8, 0)
+BFLOAT16_GPU = f"a GPU of compute capability {'.'.join(map(str, _BFLOAT16_CAPABILITY))} or higher"
+"""What `multiplies_bfloat16` asks for, for messages."""
 _CPU_FACTS = Path("/proc/cpuinfo")
 
 
@@ -20,10 +22,8 @@ def bfloat16_fault(device: torch.device) -> str:
     """Return why a GPU cannot train with `train.precision: bf16`; "" if it can."""
     if multiplies_bfloat16(device):
         return ""
-    needed, found = (
-        ".".join(map(str, each)) for each in (_BFLOAT16_CAPABILITY, torch.cuda.get_device_capability(device))
-    )
-    return f"train.precision: bf16 needs a GPU of compute capability {needed} or higher, and this one has {found}"
+    found = ".".join(map(str, torch.cuda.get_device_capability(device)))
+    return f"train.precision: bf16 needs {BFLOAT16_GPU}, and this one has {found}"
 
 
 def float32_name(device: torch.device) -> str:

@@ -20,7 +20,7 @@ from facetrain.errors import ConfigError
 from facetrain.head.center_gradient import UnfinishedGradient
 from facetrain.head.class_centers import Rows, RowTable
 from facetrain.head.row_file import Layout
-from facetrain.head.stochastic_rounding import INT8_BLOCK, Noise
+from facetrain.head.stochastic_rounding import Noise, int8_block
 from facetrain.optim.settings import ADAMW_EPS
 
 
@@ -65,9 +65,7 @@ def moment_layout(update: CenterUpdate, columns: int) -> Layout:
         return {}
     layout = {"momentum": (columns, dtype)}
     if dtype == torch.int8:
-        # A row that is no multiple of the block has a single scale.
-        blocks = columns // INT8_BLOCK if columns % INT8_BLOCK == 0 else 1
-        layout["momentum_scale"] = (blocks, torch.float32)
+        layout["momentum_scale"] = (columns // int8_block(columns), torch.float32)
     return layout
 
 

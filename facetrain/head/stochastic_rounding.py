@@ -12,8 +12,7 @@ from facetrain.counter_rng import key_of
 _BITS = 16
 MIX_1, MIX_2 = 0x7FEB352D, 0x846CA68B - (1 << 32)
 """Factors of the hash, as signed 32-bit integers."""
-INT8_BLOCK = 128
-"""Numbers of an int8 table that share a scale."""
+_INT8_BLOCK = 128
 
 
 class Noise:
@@ -43,6 +42,11 @@ class Noise:
         if x.numel() > len(self._drawn):
             self._drawn = _hash(x.numel(), self.keys, x.device)
         return self._drawn[: x.numel()].view(x.shape) ^ self.next_constant()
+
+
+def int8_block(columns: int) -> int:
+    """Return how many numbers of an int8 row share a scale: 128, or all of a row that is no multiple of it."""
+    return columns if columns % _INT8_BLOCK else _INT8_BLOCK
 
 
 def round_to_bfloat16(x: Tensor, noise: Noise) -> Tensor:

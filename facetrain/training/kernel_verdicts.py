@@ -22,10 +22,10 @@ from pathlib import Path
 import torch
 
 import facetrain
-from facetrain.device.capability import multiplies_bfloat16
+from facetrain.device.capability import BFLOAT16_GPU, multiplies_bfloat16
 from facetrain.distributed import collectives
-from facetrain.distributed.user_environment import user_cache_folder
 from facetrain.distributed.spawn import HelperContext
+from facetrain.distributed.user_environment import user_cache_folder
 from facetrain.files import make_folder, read_regular_text, write_atomically
 from facetrain.training.kernel_self_test import KernelWork, check_head
 
@@ -84,7 +84,7 @@ def _why_impossible(device: torch.device) -> str:
 
     if IS_INTERPRETED or multiplies_bfloat16(device):
         return ""
-    return "the kernels need a GPU of compute capability 8.0 or higher"
+    return f"the kernels need {BFLOAT16_GPU}"
 
 
 def _machine_key(device: torch.device, work: KernelWork) -> dict[str, str]:

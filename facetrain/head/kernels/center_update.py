@@ -22,7 +22,7 @@ from torch import Tensor
 
 from facetrain.device.kernel_launches import ceil_divide, launch
 from facetrain.head.center_gradient import UnfinishedGradient
-from facetrain.head.stochastic_rounding import INT8_BLOCK, MIX_1, MIX_2, Noise
+from facetrain.head.stochastic_rounding import MIX_1, MIX_2, Noise, int8_block
 
 LARGEST_SIZE = 4096
 """Largest embedding: a center must fit into the registers of a thread block."""
@@ -94,8 +94,7 @@ def update_centers(
         *constants,
         D=size,
         B=1 if scale is None else scale.shape[1],
-        # Numbers that share a scale of int8 momentum: a block, or a whole center.
-        W=INT8_BLOCK if size % INT8_BLOCK == 0 else block,
+        W=triton.next_power_of_2(int8_block(size)),
         has_momentum=velocity is not None,
         has_index=index is not None,
         is_unfinished=not isinstance(gradient, Tensor),

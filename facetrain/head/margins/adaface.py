@@ -39,8 +39,7 @@ class AdaFace(Margin):
 
     def update_averages(self, norm_G: Tensor | None, cos_G: Tensor) -> None:
         assert norm_G is not None
-        # As in the authors' code: a single image with a huge norm must not move the averages for hundreds of steps.
-        norm_G = norm_G.clamp(1e-3, 100)
+        norm_G = _clipped(norm_G)
         # A head per dataset can have a single image in a step, which has no deviation.
         spread = {"deviation": norm_G.std()} if len(norm_G) > 1 else {}
         self._averages.update(self.average, mean=norm_G.mean(), **spread)
@@ -57,5 +56,10 @@ class AdaFace(Margin):
     def _quality(self, norm_G: Tensor) -> Tensor:
         """Return ẑ."""
         mean, deviation = (self._averages.values[name].to(norm_G) for name in ("mean", "deviation"))
-        standard_G = (norm_G.clamp(1e-3, 100) - mean) / (deviation + _EPSILON)
+        standard_G = (_clipped(norm_G) - mean) / (deviation + _EPSILON)
         return (standard_G * self.h).clamp(-1, 1)
+
+
+def _clipped(norm_G: Tensor) -> Tensor:
+    # As in the authors' code: a single image with a huge norm must not move the averages for hundreds of steps.
+    return norm_G.clamp(1e-3, 100)
