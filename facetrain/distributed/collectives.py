@@ -213,27 +213,27 @@ def gather_json(value: Any) -> list[Any]:
     ]
 
 
-def broadcast_json(value: Any, source: int = 0) -> Any:
-    """Return the value of the source rank on every rank."""
+def broadcast_json(value: Any) -> Any:
+    """Return the value of rank 0 on every rank."""
     if world_size() == 1:
         return value
     # Not by `gather_json`: the manifest of 512 ranks has 200 KB, and each of them would get it 512 times.
-    encoded = json.dumps(value).encode() if rank() == source else b""
+    encoded = json.dumps(value).encode() if rank() == 0 else b""
     # The length first, which the other ranks do not know.
-    length = broadcast_(torch.tensor([len(encoded)]), source)
+    length = broadcast_(torch.tensor([len(encoded)]))
     text = torch.zeros(int(length), dtype=torch.uint8)
     if encoded:
         text.copy_(torch.frombuffer(bytearray(encoded), dtype=torch.uint8))
-    return json.loads(bytes(broadcast_(text, source).numpy()))
+    return json.loads(bytes(broadcast_(text).numpy()))
 
 
-def broadcast_(x: Tensor, source: int = 0) -> Tensor:
-    """Fill x with that of the source rank, and return it."""
+def broadcast_(x: Tensor) -> Tensor:
+    """Fill x with that of rank 0, and return it."""
     if world_size() == 1:
         return x
     _record("broadcast", x)
     with profiler_range("collectives"):
-        dist.broadcast(x, source)
+        dist.broadcast(x, 0)
     return x
 
 

@@ -53,7 +53,7 @@ def launch_ranks(arguments: list[str], where: Topology) -> int:
             if error.sigval == signal.SIGINT and not any(log_dir.glob("*/attempt_*")):
                 raise KeyboardInterrupt from None  # no rank has started that could report the signal
             return 128 + int(error.sigval)
-        except (RendezvousError, OSError, ConnectionError, RuntimeError) as error:
+        except (RendezvousError, OSError, RuntimeError) as error:
             raise LaunchError(_explain_rendezvous_failure(error, where.endpoint, log_dir)) from error
     return 0
 

@@ -18,20 +18,19 @@ from facetrain.distributed import collectives
 from facetrain.errors import ConfigError
 
 
-def use_sync_batch_norm(module: nn.Module, device: torch.device) -> nn.Module:
+def use_sync_batch_norm(module: nn.Module, device: torch.device) -> None:
     """Replace every batch norm inside `module` by a synchronized one. Names in the state dict stay the same.
 
     Raises:
         ConfigError: a batch norm has a forward of its own, other than timm's with an activation.
     """
     if collectives.world_size() == 1:
-        return module
+        return
     for name, child in module.named_children():
         if isinstance(child, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
             setattr(module, name, _synchronized(child, device))
         else:
             use_sync_batch_norm(child, device)
-    return module
 
 
 def _synchronized(norm: nn.modules.batchnorm._BatchNorm, device: torch.device) -> nn.Module:

@@ -48,9 +48,6 @@ class World:
     size: int
     local_size: int
     device: torch.device
-    launcher_id: str = ""
-    """Host, number and start time of the elastic agent: the same for all ranks that it starts, and restarts; empty
-    without one."""
     rendezvous_id: str = ""
     """Random id of this start of the ranks: another one after a restart."""
     cores: int = field(default_factory=usable_cores)
@@ -168,8 +165,7 @@ def join(
             size=found.size,
             local_size=found.local_size,
             device=chosen,
-            launcher_id=found.launcher_id,
-            rendezvous_id=found.rendezvous.id if found.rendezvous else "",
+            rendezvous_id=found.rendezvous_id,
             cores=found.rendezvous.cores if found.rendezvous else usable_cores(),
         )
         found.set_timeout(timeout_s)

@@ -170,7 +170,7 @@ def allocate_tables(
     layout: Layout,
     num_rows: int,
     device: torch.device,
-    storage: Storage | None = None,
+    storage: Storage,
     *,
     fetched_in_slices: bool = False,
 ) -> RowTables:
@@ -181,16 +181,15 @@ def allocate_tables(
     Raises:
         RunError: the disk has no space for the file, or the storage names no folder.
     """
-    placement = "device" if storage is None else storage.placement
-    if storage is not None and placement == "disk":
+    if storage.placement == "disk":
         if storage.folder is None:
             raise RunError("placement disk needs a folder for the row file; pass Storage.folder")
         file = DiskRows(storage.folder / "rows.bin", num_rows, layout)
         return RowTables(file.tables, device, file)
-    place = torch.device("cpu") if placement == "host" else device
+    place = torch.device("cpu") if storage.placement == "host" else device
     # Slices are copied between the table itself and the GPU, twice as fast if it is page-locked. Rows by index are
     # gathered into other memory first.
-    locked = placement == "host" and fetched_in_slices and device.type == "cuda" and num_rows
+    locked = storage.placement == "host" and fetched_in_slices and device.type == "cuda" and num_rows
     return RowTables(
         {
             name: page_locked(torch.Size((num_rows, columns)), dtype)

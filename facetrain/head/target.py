@@ -119,7 +119,6 @@ class NearestCount:
         Collective; waits for the device.
         """
         # All ranks have gathered the same images, but each knows its own targets: only the first number is summed.
-        counts = torch.tensor([int(self._nearest), self._images])
-        nearest = int(collectives.sum_(counts[:1].clone(), self._group))
-        self._nearest, self._images = 0, 0
-        return nearest, int(counts[1])
+        nearest = int(collectives.sum_(torch.tensor(int(self._nearest)), self._group))
+        images, self._nearest, self._images = self._images, 0, 0
+        return nearest, images

@@ -61,7 +61,7 @@ class Cosine(Schedule):
     restarts.
     """
 
-    final_factor: float = 0.0
+    final_factor: float
 
     def factor(self, step: float) -> float:
         half_period = 0.5 * (1 + math.cos(math.pi * self._fraction(step)))

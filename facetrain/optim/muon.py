@@ -34,9 +34,7 @@ class Muon(GroupOptimizer):
     shape share their matrix products.
     """
 
-    def __init__(
-        self, groups: list[ParameterGroup], *, momentum: float = 0.95, weight_decay: float = 0.1
-    ) -> None:
+    def __init__(self, groups: list[ParameterGroup], *, momentum: float = 0.95, weight_decay: float) -> None:
         """Take the weights in groups with a learning rate `lr` each, which is 0 until it is set."""
         super().__init__(groups)
         self._momentum, self._weight_decay = momentum, weight_decay

@@ -91,9 +91,7 @@ class GroupOptimizer:
 class FusedSGD(GroupOptimizer):
     """SGD with momentum and weight decay, by torch's fused kernel; see `torch.optim.SGD`."""
 
-    def __init__(
-        self, groups: list[ParameterGroup], *, momentum: float = 0.9, weight_decay: float = 0.0
-    ) -> None:
+    def __init__(self, groups: list[ParameterGroup], *, momentum: float, weight_decay: float) -> None:
         """Take the groups. The buffers are zeros, which give the same first step as no buffer."""
         super().__init__(groups)
         self._momentum, self._weight_decay = momentum, weight_decay
@@ -131,8 +129,8 @@ class FusedAdamW(GroupOptimizer):
         self,
         groups: list[ParameterGroup],
         *,
-        betas: tuple[float, float] = (0.9, 0.999),
-        weight_decay: float = 0.0,
+        betas: tuple[float, float],
+        weight_decay: float,
     ) -> None:
         """Take the groups; the moments are zeros."""
         super().__init__(groups)

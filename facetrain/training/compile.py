@@ -27,7 +27,7 @@ class CompiledRegions:
     mode the regions run uncompiled.
     """
 
-    def __init__(self, backbone: Backbone, mode: str = "on") -> None:
+    def __init__(self, backbone: Backbone, mode: str) -> None:
         """Replace the regions' methods. With the mode `reduce-overhead`, a GPU replays them from CUDA graphs."""
         import torch.compiler.config
 

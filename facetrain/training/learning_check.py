@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from facetrain.optim.settings import OptimSettings
 
-FIRST_STEPS = 1000
+_FIRST_STEPS = 1000
 """Steps after which the check decides at the latest."""
 _FEWEST_STEPS = 100
 """Steps that the check needs: a warm-up alone can take so long."""
@@ -56,7 +56,7 @@ class LearningCheck:
     ) -> None:
         """Take the number of classes in a step, and the step from which training starts."""
         self._num_classes, self._where = num_classes, where
-        self._last_step = min(FIRST_STEPS, total_steps, max(steps_per_epoch, _FEWEST_STEPS))
+        self._last_step = min(_FIRST_STEPS, total_steps, max(steps_per_epoch, _FEWEST_STEPS))
         self._finished = total_steps < _FEWEST_STEPS or start_step >= self._last_step
         self._losses: list[float] = []
         self._nearest = self._images = 0

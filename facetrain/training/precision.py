@@ -71,7 +71,6 @@ class InPrecision(nn.Module):
         """
         super().__init__()
         self.backbone = backbone
-        self.device, self.dtype = device, _DTYPES.get(precision)
         self.memory_format, self.compile_mode = memory_format, compile
         self._autocast = autocast_for(precision, device)
         self._regions = None if compile == "off" else CompiledRegions(backbone, compile)

@@ -25,7 +25,7 @@ from facetrain.optim.stepper import StepResult
 from facetrain.torch_private import foreach_copy_
 from facetrain.training.state import TrainState
 
-MAX_SKIPPED_STEPS = 10
+_MAX_SKIPPED_STEPS = 10
 """Number of consecutive steps whose loss or gradient is not finite, after which a run ends."""
 _TORCH_STREAM = 10
 """Number that separates the seeds of torch's generators from other random keys of the run's seed."""
@@ -46,7 +46,7 @@ class TrainStep:
         augment: Augment,
         *,
         seed: int = 0,
-        max_skipped_steps: int = MAX_SKIPPED_STEPS,
+        max_skipped_steps: int = _MAX_SKIPPED_STEPS,
         on_first_images: Callable[[Tensor], object] | None = None,
     ) -> None:
         """Take the network (in DDP if there are several ranks) and the bound on consecutive skipped steps.

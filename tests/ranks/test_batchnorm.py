@@ -35,7 +35,8 @@ def run_net(net, x_BCHW, target):
 
 def one_rank():
     world_size, rank = collectives.world_size(), collectives.rank()
-    net = use_sync_batch_norm(make_net(), torch.device("cpu"))
+    net = make_net()
+    use_sync_batch_norm(net, torch.device("cpu"))
     x = images(world_size)
     target = torch.linspace(-1, 1, x.shape[0] * 64, dtype=torch.float64).view(-1, 64)
     mine = slice(rank * 4, rank * 4 + 4)
@@ -66,7 +67,8 @@ CASES = [
 def one_rank_of_all_cases():
     rank, results = collectives.rank(), []
     for dtype, memory_format in CASES:
-        norm = use_sync_batch_norm(nn.Sequential(nn.BatchNorm2d(5)), torch.device("cpu"))
+        norm = nn.Sequential(nn.BatchNorm2d(5))
+        use_sync_batch_norm(norm, torch.device("cpu"))
         x = images(2)[rank * 4 : rank * 4 + 4].to(dtype, memory_format=memory_format).requires_grad_()
         y = norm(x)
         (y.float() ** 3).sum().backward()
@@ -99,7 +101,8 @@ def test_in_other_dtypes_and_layouts_it_is_as_near_as_rounding_allows():
 
 def test_on_one_process_batch_norms_are_not_replaced():
     net = make_net()
-    assert type(use_sync_batch_norm(net, torch.device("cpu"))[0]) is nn.BatchNorm2d
+    use_sync_batch_norm(net, torch.device("cpu"))
+    assert type(net[0]) is nn.BatchNorm2d
 
 
 class NormWithReLU(nn.BatchNorm2d):
@@ -124,7 +127,8 @@ def test_in_evaluation_mode_a_synchronized_network_computes_what_it_did(device, 
     network.eval()
     image = torch.randn(2, 3, 32, 32)
     names, expected = list(network.state_dict()), (network(image), network.last(image))
-    use_sync_batch_norm(network, device).eval()
+    use_sync_batch_norm(network, device)
+    network.eval()
     assert not any(isinstance(module, nn.BatchNorm2d) for module in network.modules())
     assert list(network.state_dict()) == names
     torch.testing.assert_close((network(image), network.last(image)), expected)

@@ -24,8 +24,8 @@ def call_collectives():
         "kept": buffers[1],
         "any": [collectives.any_rank(False), collectives.any_rank(rank == 1)],
         "json": collectives.gather_json(["ä" * rank, rank]),
-        "broadcast_": collectives.broadcast_(torch.tensor([rank]), source=2),
-        "broadcast": collectives.broadcast_json({"from": rank}, source=1),
+        "broadcast_": collectives.broadcast_(torch.tensor([rank + 2])),
+        "broadcast": collectives.broadcast_json({"from": rank}),
         "max": collectives.max_(torch.tensor([rank, -rank])),
     }
 
@@ -39,7 +39,7 @@ def test_collectives_return_the_values_of_all_ranks():
         assert result["any"] == [False, True]
         assert result["json"] == [["", 0], ["ä", 1], ["ää", 2]]
         assert result["broadcast_"].tolist() == [2]
-        assert result["broadcast"] == {"from": 1}
+        assert result["broadcast"] == {"from": 0}
         assert result["max"].tolist() == [2, 0]
     assert len(results) == 3
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from facetrain.head.center_gradient import UnfinishedGradient
-from facetrain.head.class_centers import RowTables, allocate_tables
+from facetrain.head.class_centers import RowTables, Storage, allocate_tables
 from facetrain.head.class_chunk import Chunk, FusedChunk
 from facetrain.head.kernels.center_update import update_centers
 from facetrain.head.kernels.margin_softmax import LogitFactors, add_statistics, slopes
@@ -101,7 +101,7 @@ def update_errors(
     total, samples = 41, 9
     numbers = CenterUpdate(momentum=momentum, weight_decay=0.01, moment_dtype=dtypes[1])
     layout = {"weight": (size, dtypes[0]), **moment_layout(numbers, size)}
-    tables = allocate_tables(layout, total, DEVICE)
+    tables = allocate_tables(layout, total, DEVICE, Storage())
     for name, table in tables.by_name.items():
         drawn = torch.randn(table.data.shape, generator=generator)
         drawn = drawn.abs() * 0.01 if name == "momentum_scale" else drawn * (40 if table.scale else 0.3)

@@ -92,7 +92,9 @@ def test_a_backbone_whose_regions_or_norms_are_replaced_is_folded(monkeypatch):
         setattr(module, method, partial(getattr(module, method)))
     assert torch.equal(inference_network(network, CPU)(image), expected)
     monkeypatch.setattr(collectives, "world_size", lambda: 2)
-    synchronized = use_sync_batch_norm(random_network(), CPU).eval()
+    synchronized = random_network()
+    use_sync_batch_norm(synchronized, CPU)
+    synchronized.eval()
     assert torch.equal(inference_network(synchronized, CPU)(image), expected)
 
 
