@@ -23,14 +23,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from facetrain.backbone.settings import LoraSettings
+from facetrain.backbone.settings import PARAMETRIZED, LoraSettings
 from facetrain.errors import ConfigError, ModelError
 
 _PROJECTIONS = ("q", "k", "v")
 """Order of the projections in the rows of the weight of an attention's `qkv`."""
-_MARK = ".parametrizations."
-"""Part of a parameter's name that torch adds to the name of a layer with a parametrization."""
-_TENSOR_OF_UPDATE = re.compile(r"\.parametrizations\.weight\.0\.(parts\.\w+\.)?(up|down|scale|core)$")
+_TENSOR_OF_UPDATE = re.compile(rf"{re.escape(PARAMETRIZED)}weight\.0\.(parts\.\w+\.)?(up|down|scale|core)$")
 """End of the name of a tensor of an adapter."""
 
 
@@ -138,14 +136,14 @@ def merge_adapters(state: dict[str, Tensor], origin: str) -> dict[str, Tensor]:
         ModelError: an adapter does not fit its weight.
     """
     # A network of one's own may have other parametrizations, which stay as they are.
-    updated_layers = {name.partition(_MARK)[0] for name in state if _TENSOR_OF_UPDATE.search(name)}
+    updated_layers = {name.partition(PARAMETRIZED)[0] for name in state if _TENSOR_OF_UPDATE.search(name)}
     merged = {}
     for name, value in state.items():
-        layer, mark, rest = name.partition(_MARK)
+        layer, mark, rest = name.partition(PARAMETRIZED)
         if not mark or layer not in updated_layers:
             merged[name] = value
         elif rest == "weight.original":
-            prefix = f"{layer}{_MARK}weight.0."
+            prefix = f"{layer}{PARAMETRIZED}weight.0."
             try:
                 if any(name.startswith(f"{prefix}parts.") for name in state):
                     parts = zip(_PROJECTIONS, value.chunk(3), strict=True)
@@ -171,6 +169,6 @@ def _merged(state: dict[str, Tensor], prefix: str, weight: Tensor) -> Tensor:
 def trained_share(network: nn.Module) -> float:
     """Return the fraction of a network's parameters that are trained, relative to the network without adapters."""
     sizes = {name: (value.numel(), value.requires_grad) for name, value in network.named_parameters()}
-    adapters = (f"{_MARK}weight.0." in name for name in sizes)
+    adapters = (f"{PARAMETRIZED}weight.0." in name for name in sizes)
     base = sum(size for (size, _), is_adapter in zip(sizes.values(), adapters, strict=True) if not is_adapter)
     return sum(size for size, is_trained in sizes.values() if is_trained) / base

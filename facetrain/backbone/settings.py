@@ -9,6 +9,9 @@ from pydantic import Field, model_validator
 from facetrain.backbone.registry import BACKBONES, TIMM_PREFIX, architecture, name_in_facetrain
 from facetrain.settings import NotNegative, OneOf, PathText, Positive, Settings
 
+PARAMETRIZED = ".parametrizations."
+"""Part of a parameter's name that torch adds to the name of a layer with a parametrization, such as an adapter."""
+
 
 class LoraSettings(Settings):
     """Low-rank adapters (LoRA): all weights of `init_from` are frozen, and small updates of them are trained."""

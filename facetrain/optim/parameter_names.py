@@ -6,10 +6,8 @@ from collections.abc import Iterable, Iterator
 
 from torch import nn
 
+from facetrain.backbone.settings import PARAMETRIZED
 from facetrain.errors import ConfigError
-
-_MARK = ".parametrizations."
-"""Part of a parameter's name that torch adds to the name of a layer with a parametrization, such as an adapter."""
 
 
 def named_plainly(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -18,7 +16,7 @@ def named_plainly(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     So `conv1.parametrizations.weight.0.up` is yielded as `conv1.weight`, and a name may be yielded several times.
     """
     for name, parameter in module.named_parameters():
-        layer, mark, rest = name.partition(_MARK)
+        layer, mark, rest = name.partition(PARAMETRIZED)
         yield (f"{layer}.{rest.partition('.')[0]}" if mark else name), parameter
 
 
