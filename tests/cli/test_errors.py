@@ -58,6 +58,7 @@ def test_a_rank_of_another_launcher_that_finds_no_other_rank_ends_with_1_and_one
     assert process.returncode == 1, process.stderr
     assert len(process.stderr.splitlines()) == 1, process.stderr
     assert process.stderr.startswith("error: rank 1 could not join the process group at 127.0.0.1:1: ")
+    assert "check that this address is right" in process.stderr
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,7 @@ def update_centers(
         *constants,
         D=size,
         B=1 if scale is None else scale.shape[1],
+        # A block is a power of two; a row without blocks is padded to one, as in BD.
         W=triton.next_power_of_2(int8_block(size)),
         has_momentum=velocity is not None,
         has_index=index is not None,
