@@ -81,10 +81,7 @@ def refuse_training_images(
         UsageError: at least half of the examined images are in the training data, or in one dataset of a mixture; a
             few give a warning, and so do images that too many training images would have to be read for.
     """
-    try:
-        train = _open_training_data(description)
-    except DataError:
-        return
+    train = _open_training_data(description)
     for place, part in parts_of(train[1], train[0]) if train else ():
         try:
             found = find_training_images(images, part, _MOST_READ)
@@ -125,10 +122,7 @@ def warn_of_training_images(sets: Sequence[PairSet], description: Mapping[str, A
 
     `description` is the metadata of the model file, with the config of its run.
     """
-    try:
-        train = _open_training_data(description, most_folders=_MOST_FOLDERS) if sets else None
-    except DataError:
-        return
+    train = _open_training_data(description, most_folders=_MOST_FOLDERS) if sets else None
     if train is not None:
         for remark in sets_of_training_images(sets, train[1], train[0]):
             warn(f"{remark}; {HOLD_OUT_ADVICE}")
@@ -137,19 +131,31 @@ def warn_of_training_images(sets: Sequence[PairSet], description: Mapping[str, A
 def _open_training_data(
     description: Mapping[str, Any], most_folders: int | None = None
 ) -> tuple[str, FaceDataset] | None:
-    """Return path and dataset of a model's training data; None if they are unknown or not on this machine.
+    """Return path and dataset of a model's training data; None if they are unknown or cannot be read on this machine.
 
     `most_folders`: also None, with a warning, if a folder has more entries, all of which would be listed.
-
-    Raises:
-        DataError: the dataset cannot be read.
     """
     config = description.get("config")
     data = config.get("data") if isinstance(config, dict) else None
     train = data.get("train") if isinstance(data, dict) else None
-    if not isinstance(train, str) or not Path(train).exists():
+    if not isinstance(train, str):
         return None
-    path = Path(train)
+    try:
+        dataset = _open_local(Path(train), most_folders)
+    except (DataError, OSError):  # such as a folder of another user, who has trained the model
+        return None
+    return None if dataset is None else (train, dataset)
+
+
+def _open_local(path: Path, most_folders: int | None) -> FaceDataset | None:
+    """Open a dataset; None if there is none, if a part of it is remote, or as `_open_training_data` says.
+
+    Raises:
+        DataError: the dataset cannot be read.
+        OSError: the operating system does not tell what is at the path.
+    """
+    if not path.exists():
+        return None
     places = [path]
     if is_mixture(path):
         content: MixtureFile = read_yaml(path, MixtureFile)
@@ -163,7 +169,7 @@ def _open_training_data(
                 "sets; `facetrain doctor` does it"
             )
             return None
-    return train, open_dataset(path)
+    return open_dataset(path)
 
 
 def _count_alike(size_K: np.ndarray, train: FaceDataset) -> np.ndarray:

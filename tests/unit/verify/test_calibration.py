@@ -18,7 +18,11 @@ from facetrain.verify import calibration, training_images
 from facetrain.verify.calibrate_model import calibrate_model
 from facetrain.verify.calibration import calibrate, pick_threshold, sampled_images, stored_thresholds
 from facetrain.verify.metrics.draws import Draws
-from facetrain.verify.training_images import find_training_images, refuse_training_images
+from facetrain.verify.training_images import (
+    find_training_images,
+    refuse_training_images,
+    warn_of_training_images,
+)
 from tests.support.datasets import encoded_image, images_of, write_records
 from tests.support.faces import face
 from tests.support.models import write_model
@@ -285,11 +289,16 @@ def test_the_sample_has_sizes_that_few_training_images_have(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "config", [None, [1], "text", {"data": None}, {"data": [1]}, {"data": {"train": "/nowhere"}}]
+    "config",
+    [None, [1], "text", {"data": None}, {"data": [1]}]
+    + [
+        {"data": {"train": train}} for train in ([1], "/nowhere", "/" + "n" * 300)
+    ],  # no file can have the last name
 )
-def test_people_are_accepted_if_the_training_data_are_not_here(config, capsys):
+def test_people_are_accepted_if_the_training_data_cannot_be_read(config, capsys):
     for description in ({}, {"config": config}):
         refuse_training_images([b"image"], "people", Path("m"), description)
+        warn_of_training_images(["no set is opened"], description)
     assert capsys.readouterr().err == ""
 
 
