@@ -143,7 +143,7 @@ def _read_images(images: Path | None, file: ExportOptions, size: int) -> Tensor 
         UsageError: the input has no images.
     """
     from facetrain.data.dataset import evenly_spread
-    from facetrain.embeddings.image_inputs import read_input
+    from facetrain.embeddings.image_inputs import image_location, read_input
     from facetrain.models.export.example_inputs import decode_faces, drawn_faces
 
     if images is None:
@@ -152,7 +152,7 @@ def _read_images(images: Path | None, file: ExportOptions, size: int) -> Tensor 
     if not len(encoded):
         raise UsageError(f"--images {images}: has no images; give another input or leave it out")
     numbers = evenly_spread(len(encoded), _NUM_QUANTIZED if file.int8 else _NUM_COMPARED)
-    return decode_faces([encoded[number] for number in numbers], size)
+    return decode_faces([(image_location(encoded, n, str(images)), encoded[n]) for n in numbers], size)
 
 
 def _evaluate(model: Path | EmbeddingModel, target: list[str] | None, data_dir: Path) -> dict[str, Any]:

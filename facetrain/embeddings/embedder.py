@@ -18,6 +18,7 @@ from facetrain.data.images.augment import mirror_landmarks, normalize
 from facetrain.data.images.decode import decode_rgb, resize_square
 from facetrain.distributed import collectives
 from facetrain.embeddings.dense_ids import dense_ids
+from facetrain.embeddings.image_inputs import image_location
 from facetrain.errors import UnreadableError
 from facetrain.face_landmarks import NORMALIZED_TEMPLATE
 from facetrain.models.inference_network import BLOCK
@@ -207,7 +208,7 @@ class ImageEmbedder:
             try:
                 image = images[index]
                 if isinstance(image, bytes):
-                    image = decode_rgb(image, location=_location(images, index, name))
+                    image = decode_rgb(image, location=image_location(images, index, name))
                 return crop(image, index, self.image_size)
             except UnreadableError as error:
                 if self.on_unreadable is None:
@@ -228,9 +229,3 @@ class ImageEmbedder:
                 batch += [batch[-1]] * (filled - len(batch))
                 yield start, torch.from_numpy(np.stack(batch))
                 pending = following
-
-
-def _location(images: Sequence[EncodedImage], index: int, name: str) -> str:
-    """Return where an image is, for messages: its file, if the sequence knows it, or its index in the input."""
-    locate: Callable[[int], str] | None = getattr(images, "location", None)
-    return f"{name}: image {index}" if locate is None else locate(index)

@@ -128,10 +128,16 @@ def _image_files(folder: Path) -> list[Path]:
     )
 
 
+def image_location(images: Sequence[Any], index: int, name: str) -> str:
+    """Return where an image is, for messages: its `location`, if the sequence knows it, or its number in `name`."""
+    locate: Callable[[int], str] | None = getattr(images, "location", None)
+    return f"{name}: image {index}" if locate is None else locate(index)
+
+
 class LazySequence(Sequence[T]):
     """Sequence whose items a function computes on access.
 
-    `location`, if there is one, is an attribute that names the place of an image for messages.
+    `location`, if there is one, is an attribute that names the place of an image, see `image_location`.
     """
 
     def __init__(

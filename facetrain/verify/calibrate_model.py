@@ -16,7 +16,7 @@ from facetrain.data.formats.bin import has_bin_suffix
 from facetrain.distributed.world import join
 from facetrain.embeddings.dense_ids import dense_ids
 from facetrain.embeddings.embed_images import embed_images, open_embedder
-from facetrain.embeddings.image_inputs import read_input
+from facetrain.embeddings.image_inputs import LazySequence, image_location, read_input
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import DataError, PairsError, UsageError
 from facetrain.files import write_fault
@@ -85,7 +85,7 @@ def calibrate_model(
             "fewer images of each person"
         )
     # Copies in a dataset would be genuine pairs of cosine 1.
-    images, labels = without_copies([images[index] for index in chosen.tolist()], labels[chosen])
+    images, labels = _without_copies(images, labels, chosen, target)
     fmrs = fmrs or reachable_fmrs(labels)
     if not fmrs:
         raise DataError(
@@ -130,13 +130,25 @@ def read_known_people(target: str, data_dir: Path) -> tuple[Sequence[bytes], np.
             f"{target}: has no table {pairs.name}.subjects.csv, and without it two images of one person would count as "
             "an impostor pair; write the set with facetrain data pairs, or give a dataset"
         )
-    return without_copies(pairs.images, pairs.subject)
+    return _without_copies(pairs.images, pairs.subject, np.arange(len(pairs.images)), target)
 
 
-def without_copies(images: Sequence[bytes], labels: np.ndarray) -> tuple[list[bytes], np.ndarray]:
-    """Return the different images and the label of the first of each, int (N,)."""
-    _, first_N = np.unique(dense_ids(images), return_index=True)
-    return [images[index] for index in first_N.tolist()], labels[first_N]
+def _without_copies(
+    images: Sequence[bytes], labels: np.ndarray, chosen: np.ndarray, name: str
+) -> tuple[Sequence[bytes], np.ndarray]:
+    """Return the different ones of the chosen images, and the label of the first of each, int (N,).
+
+    A message names the place that an image has among all of them.
+    """
+    read = [images[index] for index in chosen.tolist()]
+    _, first_N = np.unique(dense_ids(read), return_index=True)
+    kept_N = chosen[first_N]
+    different = LazySequence(
+        len(kept_N),
+        lambda number: read[first_N.item(number)],
+        lambda number: image_location(images, kept_N.item(number), name),
+    )
+    return different, labels[kept_N]
 
 
 def _writable_model(model: Path, output: Path | None) -> Path | None:

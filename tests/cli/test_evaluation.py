@@ -179,6 +179,24 @@ def test_thresholds_are_measured_on_known_people_and_stored_where_they_fit(model
     assert "thresholds" not in open_model(model, torch.device("cpu")).metadata
 
 
+@pytest.mark.parametrize("form", ["folder", "bin"])
+def test_a_damaged_image_of_a_calibration_is_named_by_its_place(model, tmp_path, form):
+    images, people = [face(n % 8, n) for n in range(24)], [f"{n % 8}" for n in range(24)]
+    images[8], images[17] = images[0], b"no image"  # a copy before it
+    if form == "folder":
+        target = tmp_path / "people"
+        for n, (image, person) in enumerate(zip(images, people, strict=True)):
+            (target / person).mkdir(parents=True, exist_ok=True)
+            (target / person / f"{n}.jpg").write_bytes(image)
+    else:
+        target = tmp_path / "people.bin"
+        write_bin(target, images, [False] * 12)
+        write_subjects(target, people)
+    place = {"folder": f"{target}/1/17.jpg", "bin": f"{target}: image 17"}[form]
+    refused = refusal("calibrate", model, "--target", target, "--fmr", 0.1)
+    assert str(refused).startswith(f"{place}: its 8 bytes") and refused.exit_code == 2
+
+
 def test_a_person_with_more_images_than_can_be_compared_is_refused(model, monkeypatch):
     labels = np.zeros(MAX_IMAGES + 1, int)
     people = [face(0)] * len(labels), labels

@@ -121,6 +121,20 @@ def test_the_file_is_compared_on_given_faces_and_its_size_is_printed(model, tmp_
     assert "neither train.rec nor images" in str(refused) and not (tmp_path / "n.onnx").exists()
 
 
+@pytest.mark.parametrize(("form", "place"), [("folder", "faces/2.jpg"), ("bin", "faces.bin: image 2")])
+def test_a_damaged_image_is_named_by_its_place(model, tmp_path, monkeypatch, form, place):
+    monkeypatch.setattr("facetrain.cli.export._NUM_COMPARED", 2)  # the first and the third image
+    images = [face(n) for n in range(4)]
+    images[2] = b"no image"
+    write_bin(tmp_path / "faces.bin", images, [False, False])
+    (tmp_path / "faces").mkdir()
+    for number, image in enumerate(images):
+        (tmp_path / "faces" / f"{number}.jpg").write_bytes(image)
+    given = tmp_path / {"folder": "faces", "bin": "faces.bin"}[form]
+    refused = refusal("export", model, "--output", tmp_path / "m.onnx", "--images", given)
+    assert str(refused).startswith(f"{tmp_path / place}: its 8 bytes") and refused.exit_code == 2
+
+
 def test_the_help_names_the_files_of_each_format():
     output = get_args(get_type_hints(Outputs, include_extras=True)["output"])[1].help
     assert output.endswith("openvino: FILE.xml and FILE.bin.")

@@ -46,7 +46,9 @@ def example_landmarks(model: EmbeddingModel, count: int) -> tuple[Tensor, ...]:
 @lru_cache(maxsize=1)
 def drawn_faces(size: int, count: int = 20) -> Tensor:
     """Return drawn faces of different people, uint8 (N, S, S, 3), the same at every call."""
-    return decode_faces([draw_jpeg(0, identity, 0, size) for identity in range(count)], size)
+    return decode_faces(
+        [(f"drawn face {identity}", draw_jpeg(0, identity, 0, size)) for identity in range(count)], size
+    )
 
 
 def split_images(options: ExportOptions, size: int) -> tuple[Tensor, Tensor]:
@@ -62,11 +64,11 @@ def split_images(options: ExportOptions, size: int) -> tuple[Tensor, Tensor]:
     return pixels[~is_compared], pixels[is_compared][:_MAX_COMPARED]
 
 
-def decode_faces(images: Sequence[bytes], size: int) -> Tensor:
-    """Return encoded images as uint8 (N, S, S, 3) RGB.
+def decode_faces(images: Sequence[tuple[str, bytes]], size: int) -> Tensor:
+    """Return encoded images, each behind its place for messages, as uint8 (N, S, S, 3) RGB.
 
     Raises:
-        ImageError: an image cannot be decoded.
+        ImageError: an image cannot be decoded; the message begins with its place.
     """
-    decoded = [resize_square(decode_rgb(data, location=f"image {n}"), size) for n, data in enumerate(images)]
+    decoded = [resize_square(decode_rgb(data, location=place), size) for place, data in images]
     return torch.from_numpy(np.stack(decoded))
