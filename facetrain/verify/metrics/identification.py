@@ -112,7 +112,8 @@ def identification_result(
 
     With several galleries (IJB has two), each metric is the mean over the galleries, and the curve belongs to
     the first one. `subjects` is the number of subject ids of the probes; the bootstrap draws probes by subject and
-    keeps the galleries. All metrics are rates of mated probes, so their intervals rest on the subjects with a mate.
+    keeps the galleries. Rank-k rates rest on the subjects with a mate; TPIRs, whose thresholds follow from the nonmated
+    probes, on those of the kind of probes that fewer subjects have, as metrics of both kinds of pairs do.
     """
     counts: dict[str, float | None] = {"probes": float(len(searches[0].subject_Q))}
     result = Result("identification", counts, subjects=subjects)
@@ -127,7 +128,10 @@ def identification_result(
     ranks = _add_ranks(result, searches)
     mated = len(np.unique(np.concatenate([search.subject_Q[search.mated_Q] for search in searches])))
     replicate = _bootstrap_searches(searches, subjects, ranks, result, draws)
-    result.metric_subjects = dict.fromkeys(replicate, mated)
+    nonmated = min(len(np.unique(search.subject_Q[~search.mated_Q])) for search in searches)
+    result.metric_subjects = {
+        name: min(mated, nonmated) if name.startswith("tpir") else mated for name in replicate
+    }
     add_replicates(result, replicate)
     return result
 

@@ -95,9 +95,22 @@ def test_draws_without_a_nonmated_probe_do_not_count_for_the_rates_of_an_open_se
     one = Search(subject, mated, np.zeros(60, int), mate, other, 100)
     result = identification_result([one], subjects=51)
     assert result.metrics["tpir@1e-01"] == pytest.approx(0.2)
-    low, high = result.interval["tpir@1e-01"]
+    drawn = result.replicates["tpir@1e-01"]
+    assert 0.3 < np.isnan(drawn).mean() < 0.45
+    low, high = np.nanquantile(drawn, [0.025, 0.975])
     assert 0.05 < low < 0.2 < high < 0.35
-    assert 0.3 < np.isnan(result.replicates["tpir@1e-01"]).mean() < 0.45
+
+
+@pytest.mark.parametrize("strangers", [2, 30])
+def test_the_interval_of_a_tpir_rests_on_the_people_without_a_mate_if_they_are_fewer(strangers):
+    people, enrolled = 40, 40 - strangers
+    probe = np.append(np.arange(enrolled), np.arange(enrolled, people).repeat(60 // strangers))
+    unit = np.eye(people)
+    searched = search(unit[probe], probe, unit[:enrolled], np.arange(enrolled))
+    result = identification_result([searched], subjects=people, draws=Draws(50))
+    assert result.subjects_of("rank1") == enrolled and "rank1" in result.interval
+    assert result.subjects_of("tpir@1e-01") == min(strangers, enrolled)
+    assert ("tpir@1e-01" in result.interval) == (strangers > 2)
 
 
 def test_the_gallery_with_the_fewest_nonmated_probes_decides_what_a_search_can_show():
