@@ -149,6 +149,11 @@ def _people(path: Path, texts: dict[str, list[str]], same_P: np.ndarray) -> list
     if not given:
         return None
     people = [person for sides in zip(*given, strict=True) for person in sides]
+    if "" in people:  # rows without a name would count as one person
+        row, side = divmod(people.index(""), 2)
+        raise DataError(
+            f"{path}, row {row + 2}: {_SUBJECTS[side]} is empty; name every person, or remove both columns"
+        )
     wrong = contradicting_pair(people, same_P.tolist())
     if wrong is not None:
         raise DataError(

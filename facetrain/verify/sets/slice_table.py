@@ -75,6 +75,11 @@ def _subject_ids(path: Path, subject: list[str], same_P: np.ndarray) -> np.ndarr
             f"{path}: the column {_SUBJECT} needs one row for each of {2 * len(same_P):,} images; this table has one "
             "for each pair"
         )
+    if "" in subject:  # images without a name would count as one person
+        raise DataError(
+            f"{path}, row {subject.index('') + 2}: the column {_SUBJECT} is empty; name every person, or remove the "
+            "column"
+        )
     wrong = contradicting_pair(subject, same_P.tolist())
     if wrong is not None:
         raise DataError(

@@ -168,6 +168,7 @@ TWO = {"score": [1, 2], "genuine": [1, 0]}
         ({"score": [1, 2], "genuine": [1, "maybe"]}, "row 3: genuine is 'maybe'"),
         (TWO | {"subject_1": ["a", "b"]}, "has only one of the columns subject_1 and subject_2"),
         (TWO | {"subject_1": "ab", "subject_2": "ab"}, "row 3: genuine is 0, but the people are 'b' and 'b'"),
+        (TWO | {"subject_1": ["a", "b"], "subject_2": ["a", ""]}, "row 3: subject_2 is empty; name every person"),
         (TWO | {"quality": ["1", "good"]}, "row 3: quality is 'good', not a finite number"),
         (TWO | {"sex": "ab", "sex_1": "ab", "sex_2": "ab"}, "the columns sex, sex_1 and sex_2; rename the first"),
         ({"score": [], "genuine": []}, "no rows below the header line"),

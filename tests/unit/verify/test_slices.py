@@ -126,6 +126,12 @@ def test_subjects_that_contradict_the_labels_are_refused_with_the_row(tmp_path):
         read_slice_table(table, np.zeros(3, bool))
 
 
+def test_images_without_a_name_are_not_taken_for_one_person(tmp_path):
+    rows = [[name, "f"] for name in ("a", "b", "c", "")]
+    with pytest.raises(DataError, match="row 5: the column subject is empty; name every person"):
+        read(tmp_path, ["subject", "sex"], rows, 2)
+
+
 def test_a_table_that_does_not_fit_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"\b1 rows.*\b3 pairs.*\b6 images"):
         read(tmp_path, ["x"], [["a"]], 3)
