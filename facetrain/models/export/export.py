@@ -180,7 +180,7 @@ def _differences(
 ) -> tuple[float, Similarity]:
     """Return the largest difference of the embeddings, as a share of the largest number, and their cosines."""
     deployed = Deployed(model, options).eval()
-    expected, found, compared = [], [], 0
+    expected, found, count = [], [], len(faces)
     if options.batch:  # the last faces once more, to fill the last batch
         faces = torch.cat([faces, faces[-1:].expand(-len(faces) % options.batch, -1, -1, -1)])
     for pixels in faces.split(options.batch or _CHUNK):
@@ -188,9 +188,8 @@ def _differences(
         with torch.no_grad():
             expected.append(deployed(*inputs))
         found.append(torch.from_numpy(runtime.run(*(tensor.numpy() for tensor in inputs))))
-        compared += len(pixels)
-        progress(compared, len(faces))
-    expected_ND, found_ND = torch.cat(expected), torch.cat(found)
+        progress(min(sum(map(len, found)), count), count)
+    expected_ND, found_ND = torch.cat(expected)[:count], torch.cat(found)[:count]
     difference = float((found_ND - expected_ND).abs().max() / expected_ND.abs().max())
     cosine_N = torch.nn.functional.cosine_similarity(found_ND, expected_ND)
-    return difference, Similarity(float(cosine_N.mean()), float(cosine_N.min()), len(faces))
+    return difference, Similarity(float(cosine_N.mean()), float(cosine_N.min()), count)

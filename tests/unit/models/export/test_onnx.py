@@ -77,8 +77,13 @@ def test_split_prelus_give_the_same_bits(model, tmp_path):
 
 @pytest.mark.slow
 def test_a_file_for_a_fixed_batch_takes_it_and_says_what_it_takes(model, tmp_path):
-    options = ExportOptions(batch=2, from_pixels=True)
-    assert export(model, "onnx", tmp_path / "m.onnx", options).comparison.difference < 1e-4
+    options, progress = ExportOptions(batch=2, from_pixels=True), []
+    exported = export(
+        model, "onnx", tmp_path / "m.onnx", options, progress=lambda *done: progress.append(done)
+    )
+    assert exported.comparison.difference < 1e-4
+    # The last image fills the last batch and counts once.
+    assert exported.comparison.cosine.images == 5 and progress == [(2, 5), (4, 5), (5, 5)]
     (image,) = onnx.load(tmp_path / "m.onnx").graph.input
     assert [side.dim_value for side in image.type.tensor_type.shape.dim] == [2, 32, 32, 3]
     again, pixels = open_model(tmp_path / "m.onnx", CPU), faces()
