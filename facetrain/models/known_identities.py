@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from io import BytesIO
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +56,8 @@ class Names:
 
     def name(self, number: int) -> str:
         """Return the name of an identity."""
-        return self.text.split(b"\n", number + 1)[number].decode("utf-8", "replace")
+        line = next(islice(BytesIO(self.text), number, None))  # a list of all would take gigabytes
+        return line[:-1].decode("utf-8", "replace")
 
 
 @dataclass(frozen=True)

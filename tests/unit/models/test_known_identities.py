@@ -1,5 +1,6 @@
 """Class centers of people whom another run knows: by name, or by number where names do not say who is who."""
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -63,3 +64,12 @@ def test_names_that_are_there_twice_must_be_in_the_known_order():
 def test_names_that_do_not_belong_to_the_centers_are_damage():
     with pytest.raises(ModelError, match="5 centers, but 2 names"):
         choose(["bob", "cleo"], ["bob"], count=5)
+
+
+def test_one_name_is_found_without_a_list_of_all():
+    names = Names.of(f"person {number}" for number in range(50_000))
+    tracemalloc.start()
+    assert names.name(49_999) == "person 49999" and names.name(0) == "person 0"
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < len(names.text) / 10
