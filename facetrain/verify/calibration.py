@@ -197,14 +197,18 @@ def _lowest_threshold(score_P: np.ndarray, accepted: int) -> float:
 
 def _fmr_interval(first_P: np.ndarray, second_P: np.ndarray, image_S: np.ndarray, draws: Draws) -> Interval:
     """Return the interval of the false match rate, given the subjects of the accepted impostor pairs, (P,) each."""
+    from scipy.sparse import coo_array
+
     subjects = len(image_S)
+    # Pairs of the same two subjects are counted once for all draws: at a high rate, millions of pairs are accepted.
+    accepted_SS = coo_array((np.ones(len(first_P)), (first_P, second_P)), (subjects, subjects)).tocsr()
 
     def rates(drawn_RS: np.ndarray) -> dict[str, np.ndarray]:
-        accepted_R = (drawn_RS[:, first_P].astype(np.int64) * drawn_RS[:, second_P]).sum(1)
+        accepted_R = ((drawn_RS @ accepted_SS) * drawn_RS).sum(1)
         # A draw that has one person only has no impostor pairs; the interval ignores NaN.
         return {"fmr": bootstrap.share(accepted_R, _pairs_between(drawn_RS * image_S))}
 
-    drawn = bootstrap.replicate(rates, subjects, draws, pairs=len(first_P))
+    drawn = bootstrap.replicate(rates, subjects, draws, pairs=subjects)
     estimate = len(first_P) / _pairs_between(image_S[None])[0]
     # Without an interval all draws have one person only, which show nothing.
     return bootstrap.interval(drawn["fmr"], subjects, estimate) or (0.0, 1.0)

@@ -17,6 +17,7 @@ from facetrain.models.model_file import open_model
 from facetrain.verify import calibration, training_images
 from facetrain.verify.calibrate_model import calibrate_model
 from facetrain.verify.calibration import calibrate, pick_threshold, sampled_images, stored_thresholds
+from facetrain.verify.metrics.bootstrap import draw_subjects, interval
 from facetrain.verify.metrics.draws import Draws
 from facetrain.verify.training_images import (
     find_training_images,
@@ -56,6 +57,20 @@ def test_thresholds_and_rates_are_those_of_all_pairs():
         assert one.fmr_interval[0] < one.fmr < one.fmr_interval[1]
         assert one.fnmr_interval[0] <= one.fnmr <= one.fnmr_interval[1]
         assert (one.impostors, one.subjects) == (len(impostor), 60)
+
+
+def test_the_interval_of_the_false_match_rate_is_that_of_every_accepted_pair_in_every_draw():
+    unit, label = faces(np.random.default_rng(3), 30)
+    (found,) = calibrate(unit, label, [0.05], data="faces", draws=Draws(40))
+    first, second = np.triu_indices(len(unit), 1)
+    is_impostor = label[first] != label[second]
+    first, second = first[is_impostor], second[is_impostor]
+    is_accepted = (unit @ unit.T)[first, second] >= found.cosine
+    rates = []
+    for drawn in next(draw_subjects(30, 40, pairs=30)).astype(np.int64):
+        weight = drawn[label[first]] * drawn[label[second]]
+        rates.append(weight[is_accepted].sum() / weight.sum())
+    assert found.fmr_interval == interval(np.array(rates), 30, is_accepted.mean())
 
 
 def test_the_promised_rate_is_inside_the_interval_that_other_people_give():
