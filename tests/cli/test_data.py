@@ -200,5 +200,5 @@ def test_inspect_takes_a_rec_and_a_bin(photos, data, tmp_path):
     run("pairs", data, "--output", tmp_path / "val.bin", "--count", 20)
     found = run("inspect", tmp_path / "val.bin", "--sheet", tmp_path / "pairs.html")
     assert "20 pairs, 10 of one person" in found and "16×16 (40)" in found
-    assert (tmp_path / "pairs.html").exists()
+    assert "pairs 0, 1, 2," in (tmp_path / "pairs.html").read_text()
     assert json.loads(run("inspect", tmp_path / "val.bin", "--json"))["formats"] == {"PNG": 40}

@@ -68,7 +68,7 @@ def _inspect_pairs(path: Path, sheet: Path | None) -> tuple[dict[str, Any], list
         pairs = range(0, len(same), max(len(same) // _SHEET_PAIRS, 1))[:_SHEET_PAIRS]
         rows = [pairs[start : start + _PAIRS_PER_ROW] for start in range(0, len(pairs), _PAIRS_PER_ROW)]
         shown = [[image for pair in row for image in images[2 * pair : 2 * pair + 2]] for row in rows]
-        titles = [f"pairs {', '.join(str(pair + 1) for pair in row)}" for row in rows]
+        titles = [f"pairs {', '.join(str(pair) for pair in row)}" for row in rows]
         write_encoded_sheet(list(zip(titles, shown, strict=True)), sheet)
     counts = {"images": len(images), "pairs": len(same), "same": int(same.sum())}
     facts = {"file": str(path), **counts, **count_formats(images)}
