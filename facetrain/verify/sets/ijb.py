@@ -20,6 +20,7 @@ import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -107,8 +108,7 @@ def open_ijb(folder: Path, name: str) -> IjbSet | None:
     names, points = _named_rows(meta / f"{prefix}_name_5pts_score.txt", 11, float)
     # A missing line in one list would give every later image the landmarks of another one.
     if names != listed:
-        pairs_of_names = zip(names, listed, strict=False)
-        line = next((n for n, (one, other) in enumerate(pairs_of_names, 1) if one != other), "the last")
+        line = next(n for n, (one, other) in enumerate(zip_longest(names, listed), 1) if one != other)
         raise PairsError(
             f"{meta}: {faces.name} and {prefix}_name_5pts_score.txt must list the same images in the same order, but "
             f"differ: line {line}"
@@ -168,7 +168,7 @@ def read_pair_list(path: Path) -> np.ndarray:
         warnings.simplefilter("error", DeprecationWarning)
         try:
             flat = np.fromfile(path, dtype=np.int64, sep=" ")
-        except (ValueError, DeprecationWarning):
+        except (OSError, ValueError, DeprecationWarning):  # `_text` or the line below says why
             flat = np.empty(1, np.int64)
     pairs_P3 = flat.reshape(-1, 3) if len(flat) % 3 == 0 else np.empty((0, 3), np.int64)
     if not len(pairs_P3) or not np.isin(pairs_P3[:, 2], (0, 1)).all():

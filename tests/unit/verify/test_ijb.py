@@ -10,6 +10,7 @@ from sklearn.metrics import roc_auc_score, roc_curve
 
 from facetrain.errors import PairsError
 from facetrain.verify.metrics.curve_metrics import tar_at_far, value_of
+from facetrain.verify.sets.ijb import read_pair_list
 from facetrain.verify.sets.open_sets import open_set
 from tests.support.faces import embedder
 from tests.support.protocols import evaluated, write_ijb
@@ -135,6 +136,7 @@ def with_word(line, word, new):
         ("template_pair_label", lambda t: t.replace("\n", "\nwhat 101 1\n", 1), PAIR.format(2)),
         ("template_pair_label", lambda t: t + "100 9999 1\n", "1 templates have no image, among them template 9999"),
         ("name_5pts_score", lambda t: t.replace("2.png", "x.png", 1), "differ: line 2"),
+        ("name_5pts_score", lambda t: t[: t.rstrip().rindex("\n") + 1], r"differ: line \d+$"),
         ("name_5pts_score", lambda t: t.split("\n", 1)[1], "must list the same images in the same order"),
         ("face_tid_mid", lambda t: t.replace(" 100 ", " ", 1), LINE.format(1)),
         *(("face_tid_mid", with_word(2, 1, word), LINE.format(2)) for word in ("x", "nan", "1.5", "1e30", "9" * 20)),
@@ -159,3 +161,16 @@ def test_a_damaged_list_is_reported_with_its_line(tmp_path, file, damage, messag
         return
     with pytest.raises(PairsError, match=message):
         open_set("ijbc", tmp_path)
+
+
+def test_a_pair_list_that_another_user_may_read_alone_is_refused_with_its_path(tmp_path, monkeypatch):
+    path = tmp_path / "pairs.txt"
+    path.write_text("1 2 1\n")
+
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(np, "fromfile", refuse)
+    monkeypatch.setattr(type(path), "read_text", refuse)
+    with pytest.raises(PairsError, match=r"pairs\.txt: Permission denied"):
+        read_pair_list(path)
