@@ -236,7 +236,7 @@ def _warn_of_damaged_checkpoint(run: Path) -> None:
     except NoCheckpointError:
         return
     except CheckpointError as error:
-        warn(f"{error}; {MODEL_FILE} of the run is sound, and is used")
+        warn(f"{error}; {MODEL_FILE} of the run is used")
 
 
 def newest_model_file(folder: Path) -> Path | None:

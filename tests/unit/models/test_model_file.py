@@ -211,3 +211,13 @@ def test_a_damaged_checkpoint_beside_the_model_file_of_a_run_is_said(tmp_path, c
     assert open_model(tmp_path, torch.device("cpu")).description
     warning = capsys.readouterr().err
     assert (damage in warning and "damaged" in warning) if damage else not warning
+
+
+def test_a_model_file_that_is_damaged_too_is_not_called_sound(tmp_path, capsys):
+    write_model(tmp_path / "model.safetensors", step=1)
+    CheckpointWriter(tmp_path / "checkpoints", asynchronous=False).save(snapshot(1))
+    for file in ("model.safetensors", "checkpoints/step_00000001/manifest.json"):
+        os.truncate(tmp_path / file, 50)
+    with pytest.raises(ModelError, match=r"model\.safetensors"):
+        open_model(tmp_path, CPU)
+    assert "model.safetensors of the run is sound" not in capsys.readouterr().err
