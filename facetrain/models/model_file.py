@@ -274,6 +274,8 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     try:
         return Checkpoint.open(folder)
     except CheckpointError as error:
+        if not folder.is_dir():  # the file `latest` of a run
+            raise
         names = sorted(path.name for path in folder.iterdir() if path.name.endswith(_MODEL_SUFFIXES))
         if not names or (folder / "checkpoints").exists() or (folder / MANIFEST).exists():
             raise

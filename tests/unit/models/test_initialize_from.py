@@ -7,7 +7,7 @@ import torch
 
 from facetrain.backbone.zoo import build_backbone
 from facetrain.checkpoint.save import CheckpointWriter
-from facetrain.errors import ModelError
+from facetrain.errors import CheckpointError, ModelError
 from facetrain.head.class_shard import shard_classes
 from facetrain.models.initialize_from import (
     check_backbone_weights,
@@ -195,3 +195,9 @@ def test_weights_of_another_published_network_are_named(tmp_path):
     torch.save(build_backbone("r18").state_dict(), tmp_path / "model.pt")
     with pytest.raises(ModelError, match=r"r18 .*512"):
         check_backbone_weights(tmp_path / "model.pt", {"name": "r34"})
+
+
+def test_the_newest_checkpoint_of_a_run_that_is_gone_is_named(tmp_path):
+    (tmp_path / "latest").write_text("step_00000005\n")
+    with pytest.raises(CheckpointError, match="step_00000005"):
+        read_centers(tmp_path / "latest")
