@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +52,12 @@ class VerifiedPairs(BaseModel, frozen=True):
 
 def hardest_pairs_of(result: Result, target: Any) -> HardestPairs:
     """Read the images of the hardest pairs from their set; a pair whose images cannot be shown is left out."""
+    read = _reader(target)
+    if read is None:
+        return HardestPairs()
     return HardestPairs(
-        genuine=tuple(_with_images(result.hardest_genuine, target)),
-        impostors=tuple(_with_images(result.hardest_impostors, target)),
+        genuine=tuple(_with_images(result.hardest_genuine, read)),
+        impostors=tuple(_with_images(result.hardest_impostors, read)),
     )
 
 
@@ -80,24 +83,34 @@ def pair_groups(hardest: HardestPairs) -> list[tuple[str, list[tuple[list[Markup
     ]
 
 
-def _with_images(pairs: list[HardPair], target: Any) -> Iterator[ShownPair]:
+def _with_images(pairs: list[HardPair], read: Callable[[int], np.ndarray]) -> Iterator[ShownPair]:
     for pair in pairs[:SHOWN_PAIRS]:
-        first, second = (_jpeg(target, index) for index in (pair.first, pair.second))
-        if first and second:
-            yield ShownPair(pair=pair.pair, score=pair.score, images=(first, second))
+        try:
+            pixels = read(pair.first), read(pair.second)
+        except DataError:
+            continue
+        # Encoded again, never copied from the set: the browser gets pixels, not bytes from a file of unknown origin.
+        first, second = (encode_jpeg(image, _JPEG_QUALITY) for image in pixels)
+        yield ShownPair(pair=pair.pair, score=pair.score, images=(first, second))
 
 
-def _jpeg(target: Any, index: int) -> bytes:
-    """Return an image, or the first image of a template; empty if it cannot be read."""
-    try:
-        if isinstance(target, PairSet):
-            pixels = resize_square(decode_rgb(target.images[index], location=target.name), _IMAGE_SIZE)
-        elif isinstance(target, IjbSet):
-            first = int(np.flatnonzero(target.template == np.unique(target.template)[index])[0])
-            pixels = target.crop(decode_rgb(target.encoded[first], location=target.name), first, _IMAGE_SIZE)
-        else:
-            return b""
-    except DataError:
-        return b""
-    # Encoded again, never copied from the set: the browser gets pixels, not bytes from a file of unknown origin.
-    return encode_jpeg(pixels, _JPEG_QUALITY)
+def _reader(target: Any) -> Callable[[int], np.ndarray] | None:
+    """Return the function that reads an image, or the first image of a template, by its index in a set's pairs.
+
+    It returns pixels, uint8 (112, 112, 3), and raises DataError for an image that cannot be read. None: the set is
+    scores without images.
+    """
+    if isinstance(target, PairSet):
+        return lambda index: resize_square(
+            decode_rgb(target.images[index], location=target.name), _IMAGE_SIZE
+        )
+    if not isinstance(target, IjbSet):
+        return None
+    # Once for all pairs: IJB-C has 469,375 images.
+    encoded, (_, first_T) = target.encoded, np.unique(target.template, return_index=True)
+
+    def read(index: int) -> np.ndarray:
+        first = first_T.item(index)
+        return target.crop(decode_rgb(encoded[first], location=target.name), first, _IMAGE_SIZE)
+
+    return read

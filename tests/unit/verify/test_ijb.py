@@ -8,8 +8,12 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score, roc_curve
 
+from facetrain.data.images.decode import decode_rgb
 from facetrain.errors import PairsError
 from facetrain.verify.metrics.curve_metrics import tar_at_far, value_of
+from facetrain.verify.metrics.result import HardPair, Result
+from facetrain.verify.output.hardest_pairs import hardest_pairs_of
+from facetrain.verify.sets import ijb
 from facetrain.verify.sets.ijb import read_pair_list
 from facetrain.verify.sets.open_sets import open_set
 from tests.support.faces import embedder
@@ -174,3 +178,20 @@ def test_a_pair_list_that_another_user_may_read_alone_is_refused_with_its_path(t
     monkeypatch.setattr(type(path), "read_text", refuse)
     with pytest.raises(PairsError, match=r"pairs\.txt: Permission denied"):
         read_pair_list(path)
+
+
+def test_the_hardest_pairs_show_the_first_image_of_each_template_and_list_the_files_once(
+    tmp_path, monkeypatch
+):
+    write_ijb(tmp_path / "ijbc")
+    target = open_set("ijbc", tmp_path)
+    files, listed = target.encoded, []
+    monkeypatch.setattr(ijb, "lazy_files", lambda paths: listed.append(paths) or files)
+    result = Result("ijb", {}, subjects=0)
+    result.hardest_genuine = [HardPair(pair, pair, pair + 1, 0.5) for pair in range(3)]
+    shown = hardest_pairs_of(result, target).genuine
+    assert len(listed) == 1 and [pair.pair for pair in shown] == [0, 1, 2]
+    first = target.template.tolist().index(sorted(set(target.template.tolist()))[1])
+    expected = target.crop(decode_rgb(files[first], location="ijbc"), first, 112)
+    for image in (shown[0].images[1], shown[1].images[0]):
+        assert np.abs(decode_rgb(image, location="page").astype(int) - expected).mean() < 2
