@@ -24,7 +24,7 @@ from facetrain.plural import count_text
 from facetrain.verify.metrics import bootstrap
 from facetrain.verify.metrics.draws import DRAWS, Draws
 from facetrain.verify.metrics.result import Interval
-from facetrain.verify.metrics.roc import FMRS, ROUNDING
+from facetrain.verify.metrics.roc import FMRS, ROUNDING, can_measure
 
 MAX_IMAGES = 8_000
 """Most images that are compared with each other; the people of a larger dataset are sampled.
@@ -89,7 +89,7 @@ def calibrate(
         )
     impostors = int(_pairs_between(image_S[None])[0])
     for fmr in fmrs:
-        if impostors * fmr < 1 - 1e-9:
+        if not can_measure(impostors, fmr):
             raise DataError(
                 f"{data}: an FMR of {fmr:g} needs {round(1 / fmr):,} impostor pairs; {len(subject_N):,} images of "
                 f"{len(image_S):,} people have {impostors:,}"
@@ -122,8 +122,8 @@ def calibrate(
 
 def reachable_fmrs(labels: Sequence[Any] | np.ndarray) -> list[float]:
     """Return the rates of `FMRS` that have at least one impostor pair among images of these people, (N,)."""
-    impostors = _pairs_between(np.bincount(dense_ids(list(labels)))[None])[0]
-    return [fmr for fmr in FMRS if impostors * fmr >= 1 - 1e-9]
+    impostors = int(_pairs_between(np.bincount(dense_ids(list(labels)))[None])[0])
+    return [fmr for fmr in FMRS if can_measure(impostors, fmr)]
 
 
 def sampled_images(labels: np.ndarray, *, seed: int = 0, limit: int = MAX_IMAGES) -> np.ndarray:

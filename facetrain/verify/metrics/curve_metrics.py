@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from facetrain.verify.metrics.roc import FARS, ROUNDING, Roc, eer_threshold, threshold_at
+from facetrain.verify.metrics.roc import FARS, ROUNDING, Roc, can_measure, eer_threshold, threshold_at
 
 Formula = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """Maps false and true accept rates, float64 (R, V) each and ascending from 0 to 1, to a number of each curve, (R,)."""
@@ -34,7 +34,7 @@ class CurveMetric:
 
     def of(self, curve: Roc) -> float | None:
         """Return the metric of a curve; None if the set is too small for it."""
-        return value_of(curve, self.formula) if can_measure(curve, self.far) else None
+        return value_of(curve, self.formula) if can_measure(curve.impostors, self.far) else None
 
 
 def auc(far_RV: np.ndarray, tar_RV: np.ndarray) -> np.ndarray:
@@ -81,11 +81,6 @@ CURVE_METRICS = (
     ),
 )
 """Metrics of the ROC of a set of pairs, in the order of the output."""
-
-
-def can_measure(curve: Roc, far: float) -> bool:
-    """Return whether a set can show a false accept rate: with fewer impostor pairs, it means that none is accepted."""
-    return curve.impostors * far >= 1 - 1e-9
 
 
 def value_of(curve: Roc, formula: Formula) -> float:

@@ -21,10 +21,10 @@ import numpy as np
 
 from facetrain.plural import count_text
 from facetrain.verify.metrics import bootstrap
-from facetrain.verify.metrics.curve_metrics import can_measure, tar_at_far, value_of
+from facetrain.verify.metrics.curve_metrics import tar_at_far, value_of
 from facetrain.verify.metrics.draws import DRAWS, Draws
 from facetrain.verify.metrics.result import Result
-from facetrain.verify.metrics.roc import FPIRS, Roc, roc
+from facetrain.verify.metrics.roc import FPIRS, Roc, can_measure, roc
 from facetrain.verify.metrics.scored_pairs import add_replicates
 
 RANKS = (1, 5, 10, 20)
@@ -161,7 +161,8 @@ def _add_ranks(result: Result, searches: list[Search]) -> tuple[int, ...]:
 
 def _add_tpir(result: Result, searches: list[Search], curves: list[Roc], fpir: float) -> None:
     name = f"tpir@{fpir:.0e}"
-    rates = [value_of(curve, partial(tar_at_far, far=fpir)) for curve in curves if can_measure(curve, fpir)]
+    measured = [curve for curve in curves if can_measure(curve.impostors, fpir)]
+    rates = [value_of(curve, partial(tar_at_far, far=fpir)) for curve in measured]
     result.metrics[name] = float(np.mean(rates)) if len(rates) == len(searches) else None
     if result.metrics[name] is None:
         nonmated = min(int((~search.mated_Q).sum()) for search in searches)

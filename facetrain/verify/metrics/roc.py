@@ -81,9 +81,14 @@ def roc(score_P: np.ndarray, same_P: np.ndarray) -> Roc | None:
     )
 
 
+def can_measure(impostors: int, far: float) -> bool:
+    """Return whether so many impostor pairs can show a FAR; for fewer, it means that none is accepted."""
+    return impostors * far * ROUNDING >= 1
+
+
 def far_at(curve: Roc, far: float) -> float:
     """Return the largest false accept rate of a threshold that does not exceed `far`."""
-    return float(curve.far[int(np.searchsorted(curve.far, far * ROUNDING, side="right")) - 1])
+    return float(curve.far[_last_point(curve, far)])
 
 
 def far_of(curve: Roc, threshold: float) -> float:
@@ -96,9 +101,14 @@ def threshold_at(curve: Roc, far: float) -> float:
 
     If even the highest score accepts more, return the next larger number of the scores' dtype, which accepts no pair.
     """
-    index = int(np.searchsorted(curve.far, far * ROUNDING, side="right")) - 1
+    index = _last_point(curve, far)
     # The next float64 above a float32 score would be rounded to this score again, when they are compared.
     return float(curve.threshold[index] if index else np.nextafter(curve.threshold[1], curve.threshold[0]))
+
+
+def _last_point(curve: Roc, far: float) -> int:
+    """Return the last point of a curve whose false accept rate does not exceed `far`."""
+    return int(np.searchsorted(curve.far, far * ROUNDING, side="right")) - 1
 
 
 def eer_threshold(curve: Roc) -> float:

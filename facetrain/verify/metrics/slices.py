@@ -10,13 +10,12 @@ import numpy as np
 
 from facetrain.verify.metrics import bootstrap
 from facetrain.verify.metrics.cross_groups import cross_groups
-from facetrain.verify.metrics.curve_metrics import can_measure
 from facetrain.verify.metrics.discard import discard_curve
 from facetrain.verify.metrics.draws import DRAWS, Draws
 from facetrain.verify.metrics.group_summary import RATES, Group, summarize_groups
 from facetrain.verify.metrics.pair_blocks import PairBlocks, every_subject_once
 from facetrain.verify.metrics.result import Result
-from facetrain.verify.metrics.roc import threshold_at
+from facetrain.verify.metrics.roc import can_measure, threshold_at
 from facetrain.verify.metrics.scored_pairs import NEEDS_BOTH_KINDS, ScoredPairs, needed_impostors
 
 _OUTCOMES = 4
@@ -49,7 +48,7 @@ def add_slices(
     if not columns and not qualities:
         return
     curve = result.curve
-    if curve is None or (fmr is not None and not can_measure(curve, fmr)):
+    if curve is None or (fmr is not None and not can_measure(curve.impostors, fmr)):
         name = "slices" if fmr is None else f"slices@{fmr:.0e}"
         result.metrics[name] = None
         result.needs[name] = (
