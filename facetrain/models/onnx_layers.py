@@ -18,6 +18,7 @@ from facetrain.models.checksum import require_sound_onnx
 from facetrain.models.file_layers import Affine, Node, backbone_form
 from facetrain.models.layer_graph import IMAGE, Layer, LayerGraph
 from facetrain.models.onnx_limits import graph_inputs
+from facetrain.models.preprocessing import FRACTIONS, PREPROCESSING, PREPROCESSING_KEY, RAW_PIXELS
 
 _IDENTITIES = frozenset({"Dropout", "Identity", "Flatten", "Reshape", "Unsqueeze", "Cast"})
 """Operators that change no number at inference."""
@@ -73,7 +74,9 @@ _LAYERS: dict[str, Callable[[Node], Layer | None]] = {
 """Readers by `NodeProto.op_type` (https://onnx.ai/onnx/operators/); None for a node that is no layer of a backbone."""
 _OF_SHAPE = frozenset({"Shape", "Size"})
 """Operators that take no number of the image."""
-_PIXELS, _NORMALIZED, _FRACTIONS = (0, 1), (127.5, 127.5), (0, 255)
+_PIXELS, _NORMALIZED, _FRACTIONS = (
+    (given["mean"], given["scale"]) for given in (RAW_PIXELS, PREPROCESSING, FRACTIONS)
+)
 """Mean and scale of the input (x − mean) / scale for pixels x: of a network that normalizes pixels itself, of a
 backbone of facetrain, and of MagFace's networks."""
 _LARGEST_MEAN = 1.5
@@ -214,7 +217,7 @@ def _stated_input(model: Any, path: Path) -> tuple[float, float] | None:
         ModelError: they state an input that facetrain does not give.
     """
     metadata = parse_metadata({entry.key: entry.value for entry in model.metadata_props})
-    stated = metadata.get("preprocessing")
+    stated = metadata.get(PREPROCESSING_KEY)
     if not isinstance(stated, dict) or "scale" not in stated:
         return None
     given = stated.get("mean"), stated["scale"]

@@ -14,7 +14,7 @@ from facetrain.errors import ModelError
 
 PREPROCESSING_KEY = "preprocessing"
 """Key of a model's description: one of the inputs below."""
-PREPROCESSING = {"channels": "RGB", "mean": 127.5, "scale": 127.5, "layout": "NCHW"}
+PREPROCESSING: dict[str, Any] = {"channels": "RGB", "mean": 127.5, "scale": 127.5, "layout": "NCHW"}
 """Input of facetrain's backbones: (x − mean) / scale for pixels x from 0 to 255."""
 RAW_PIXELS = PREPROCESSING | {"mean": 0, "scale": 1}
 """Input of a network that normalizes the pixels itself."""

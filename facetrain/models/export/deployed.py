@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from facetrain.models.export.formats import ExportOptions
 from facetrain.models.model_file import CONFIG_KEY, SOURCES_KEY, EmbeddingModel
-from facetrain.models.preprocessing import RAW_PIXELS
+from facetrain.models.preprocessing import PREPROCESSING_KEY, RAW_PIXELS
 
 
 class Deployed(nn.Module):
@@ -43,7 +43,7 @@ def file_metadata(model: EmbeddingModel, options: ExportOptions) -> dict[str, st
         "input": f"{'uint8' if options.from_pixels else 'float32'} {given['layout']}",
         "unit": options.unit,
     }
-    metadata = model.metadata | {"preprocessing": given | layout}
+    metadata = model.metadata | {PREPROCESSING_KEY: given | layout}
     return {
         name: json.dumps(value) for name, value in metadata.items() if name not in (CONFIG_KEY, SOURCES_KEY)
     }

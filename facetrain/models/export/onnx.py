@@ -23,14 +23,13 @@ from facetrain.models.checksum import CHECKSUM_KEY, checksum_of_onnx
 from facetrain.models.export.deployed import Deployed, file_metadata
 from facetrain.models.export.example_inputs import example_pixels, inputs_of_file, split_images
 from facetrain.models.export.formats import ExportOptions, Runtime
-from facetrain.models.int8.onnx_file import int8_model
+from facetrain.models.int8.onnx_file import INPUT, OUTPUT, int8_model
 from facetrain.models.int8.quantize import folded_network, quantize
 from facetrain.models.model_file import THRESHOLDS_KEY, EmbeddingModel
 from facetrain.models.onnx_network import LANDMARKS_INPUT
 
-_INPUTS = "image", LANDMARKS_INPUT
+_INPUTS = INPUT, LANDMARKS_INPUT
 """Names of the inputs; a network without KP-RPE has the first one."""
-_OUTPUT = "embedding"
 _LEAST_OPSET = 18
 """Lowest opset to which torch's exporter and onnxscript convert every network: they have no lower form of
 layer norms and of sums over an axis. The older exporter, which torch deprecates, writes lower opsets."""
@@ -120,7 +119,7 @@ def _by_torch_export(
             f"{model.description}: torch {torch.version.__version__} and onnxscript write it with opset {written}, not "
             f"{options.opset}; give {written} or a higher one, or one below {_LEAST_OPSET}"
         )
-    _name_output(program.model.graph, _OUTPUT)
+    _name_output(program.model.graph, OUTPUT)
     return program.model_proto
 
 
@@ -139,8 +138,8 @@ def _by_older_exporter(
                 file,
                 dynamo=False,
                 input_names=names,
-                output_names=[_OUTPUT],
-                dynamic_axes=None if options.batch else {name: {0: "batch"} for name in (*names, _OUTPUT)},
+                output_names=[OUTPUT],
+                dynamic_axes=None if options.batch else {name: {0: "batch"} for name in (*names, OUTPUT)},
                 opset_version=options.opset,
             )
             proto = onnx.load(file)

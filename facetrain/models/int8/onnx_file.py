@@ -13,11 +13,12 @@ from torch import Tensor
 from facetrain.models.int8.network import Int8Network
 from facetrain.models.layer_graph import IMAGE, Layer
 
-OPSET = 18
+_OPSET = 18
 """Version of ONNX's operators in the file; onnxruntime 1.20, the oldest one that facetrain supports, runs up to 22."""
 _IR_VERSION = 10
 """Version of the file format; onnxruntime 1.20 reads up to 10, and onnx writes a newer one by default."""
-_INPUT, _OUTPUT = "image", "embedding"
+INPUT, OUTPUT = "image", "embedding"
+"""Names of the input and the output of every ONNX file that facetrain writes."""
 
 
 class _GraphBuilder:
@@ -30,7 +31,7 @@ class _GraphBuilder:
         self.constants: list[Any] = []
         self.aliases: dict[str, str] = {}
         """Layer whose value a tensor has, for tensors that int8 layers take under another name."""
-        self._names = {network.graph.output: _OUTPUT}
+        self._names = {network.graph.output: OUTPUT}
 
     def name(self, value: str) -> str:
         """Return the name of a layer's value in the graph."""
@@ -53,7 +54,7 @@ class _GraphBuilder:
 
     def normalization(self, scale: float) -> None:
         """Add the map from pixels to the input of the first layers."""
-        centered = self.node("Sub", [_INPUT, self.constant("middle_gray", 127.5)], "centered")
+        centered = self.node("Sub", [INPUT, self.constant("middle_gray", 127.5)], "centered")
         self._names[IMAGE] = self.node(
             "Mul", [centered, self.constant("input_scale", scale / 127.5)], "normalized"
         )
@@ -127,12 +128,12 @@ def float_model(network: Int8Network, image_size: int, embedding_size: int) -> t
     image, embedding = (
         helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
         for name, shape in (
-            (_INPUT, ["batch", 3, image_size, image_size]),
-            (_OUTPUT, ["batch", embedding_size]),
+            (INPUT, ["batch", 3, image_size, image_size]),
+            (OUTPUT, ["batch", embedding_size]),
         )
     )
     graph = helper.make_graph(builder.nodes, "embedding", [image], [embedding], builder.constants)
-    opset = helper.make_opsetid("", OPSET)
+    opset = helper.make_opsetid("", _OPSET)
     model = helper.make_model(graph, opset_imports=[opset], ir_version=_IR_VERSION, producer_name="facetrain")
     tensors = {builder.name(value): value for value in (IMAGE, *network.graph.layers)} | builder.aliases
     return model, tensors
