@@ -144,7 +144,7 @@ def _memory_savers(config: Config, num_classes: int, gpus: int, needed: Forecast
 
 
 def _lines(report: dict[str, Any]) -> list[str]:
-    from facetrain.plan.forecast import MOST_GPUS
+    from facetrain.plan.forecast import MOST_GPUS, USABLE
 
     if "device" in report:
         lines = [
@@ -161,14 +161,15 @@ def _lines(report: dict[str, Any]) -> list[str]:
         f"{report['gpus']} × {report['memory_bytes'] / _GIB:.4g} GiB, {report['identities']:,} identities, "
         f"{report['batch']} images per GPU",
         *(f"  {name:16}{size / _GIB:8.2f} GiB" for name, size in sizes.items()),
-        f"  {'total':16}{report['total_bytes'] / _GIB:8.2f} GiB: {verdict} (a tenth of the memory is left to CUDA)",
+        f"  {'total':16}{report['total_bytes'] / _GIB:8.2f} GiB: {verdict} "
+        f"({1 - USABLE:.0%} of the memory is left to CUDA)",
     ]
     if report["elsewhere_bytes"]:
         lines.append(f"  In addition {report['elsewhere_bytes'] / _GIB:.2f} GiB per GPU on the host.")
     if report["checkpoint_copy_bytes"]:
         lines.append(
-            f"  In addition {report['checkpoint_copy_bytes'] / _GIB:.2f} GiB per GPU in the host's memory, for the "
-            "copy of a checkpoint; checkpoint.async: false needs none."
+            f"  In addition at most {report['checkpoint_copy_bytes'] / _GIB:.2f} GiB per GPU in the host's memory, for "
+            "the copy of a checkpoint; checkpoint.async: false needs none."
         )
     if report["memory_savers"]:
         lines.append(f"needs less memory, from cheap to expensive: {'; '.join(report['memory_savers'])}")

@@ -45,7 +45,8 @@ class Forecast:
     elsewhere: int
     """Centers and moments in the host's memory or on its disk."""
     checkpoint_copy: int
-    """Host memory of rank 0 for the copy of which a checkpoint is written in the background (`checkpoint.async`)."""
+    """Host memory of rank 0, which needs most, for the copy of which a checkpoint is written in the background
+    (`checkpoint.async`)."""
 
     @property
     def total(self) -> int:
