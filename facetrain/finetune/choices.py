@@ -58,7 +58,7 @@ def choose(facts: Facts) -> list[Choice]:
 
 def _model(facts: Facts) -> Iterator[Choice]:
     options = dict(facts.backbone)
-    name, image_size = options.pop("name"), options.pop("image_size", 112)
+    name, image_size = options.pop("name"), options.pop("image_size")
     options.pop("dropout", None)
     if "own" in options:  # the name of `model.options` in a description
         options["options"] = options.pop("own")

@@ -277,7 +277,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         if not folder.is_dir():  # the file `latest` of a run
             raise
         names = sorted(path.name for path in folder.iterdir() if path.name.endswith(_MODEL_SUFFIXES))
-        if not names or (folder / "checkpoints").exists() or (folder / MANIFEST).exists():
+        if not names or (folder / CHECKPOINTS).exists() or (folder / MANIFEST).exists():
             raise
         raise ModelError(
             f"{folder}: is not a run or a checkpoint, but contains {', '.join(names[:3])}; give the path of the file"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from facetrain.verify.metrics.draws import Draws
+from facetrain.verify.metrics.draws import DRAWS, Draws
 
 
 @dataclass(frozen=True)
@@ -13,9 +13,9 @@ class EvaluationOptions:
 
     slice_fmr: float | None = None
     """FMR over all impostor pairs that defines the threshold of the slices; None for the mean of the folds."""
-    bootstrap: int = 1000
+    bootstrap: int = DRAWS.number
     """Bootstrap draws of subjects; 0 gives no intervals."""
-    seed: int = 0
+    seed: int = DRAWS.seed
     """Seed of the draws."""
     flip: bool = True
     """Add the embedding of the mirror image. Sets of pairs always use both, as their protocol prescribes."""

@@ -11,6 +11,7 @@ from facetrain.verify.metrics.bootstrap import FEW_SUBJECTS, LEAST_SUBJECTS
 from facetrain.verify.metrics.curve_metrics import CURVE_METRICS
 from facetrain.verify.metrics.group_summary import RATES
 from facetrain.verify.metrics.roc import far_of, few_errors
+from facetrain.verify.metrics.scored_pairs import NO_SHARES
 
 COUNTS = {
     "pairs",
@@ -21,7 +22,7 @@ COUNTS = {
     "entries",
 }
 """Metrics that are the size of a set, not a property of the model."""
-_NOT_PERCENT = {"threshold", "xnorm", *(metric.name for metric in CURVE_METRICS if not metric.is_rate)}
+_NOT_PERCENT = {*NO_SHARES, *(metric.name for metric in CURVE_METRICS if not metric.is_rate)}
 """Metrics that are no rates, and the AUC, which needs more digits because it is close to 1."""
 _RATIOS = ("_ratio", "_to_mean", "_to_best", "_gini")
 """Ends of the names of metrics that are quotients of two rates."""

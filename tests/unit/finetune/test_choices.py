@@ -47,7 +47,12 @@ def test_people_images_and_machine_choose_the_settings(facts, expected):
 
 
 def test_the_options_of_an_own_network_are_options_of_the_model():
-    own = {"name": "timm/vit_tiny_patch16_224", "embedding_size": 8, "own": {"patch_size": 8}}
+    own = {
+        "name": "timm/vit_tiny_patch16_224",
+        "embedding_size": 8,
+        "image_size": 112,
+        "own": {"patch_size": 8},
+    }
     found = values_of(backbone=own)
     assert found["model.options"] == {"patch_size": 8} and "model.own" not in found
     facts = replace(FACTS, backbone=own)
