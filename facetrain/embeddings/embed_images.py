@@ -199,8 +199,8 @@ def _gives_unit_vectors(
 ) -> bool:
     """Return whether the network normalizes its embeddings, by the first two images. Collective."""
     first = range(min(len(images), 2))
-    alone = replace(embedder, progress=None)
-    plain_ND = alone.embed(images, name=name, flip=False, crop=crop, indices=first, landmarks=landmarks)
+    silent = replace(embedder, progress=None)
+    plain_ND = silent.embed(images, name=name, flip=False, crop=crop, indices=first, landmarks=landmarks)
     return are_normalized(plain_ND)
 
 
@@ -234,6 +234,7 @@ def _temporary_rows(count: int, size: int) -> np.ndarray:
     """Return an array of float32 (count, size) in an unnamed file in TMPDIR, which disappears with the array.
 
     Raises:
+        DataError: there can be no file in TMPDIR.
         RunError: the disk has no space for the file.
     """
     folder = Path(tempfile.gettempdir())

@@ -29,7 +29,7 @@ from facetrain.verify.metrics.roc import FMRS, ROUNDING, can_measure
 MAX_IMAGES = 8_000
 """Most images that are compared with each other; the people of a larger dataset are sampled.
 
-Their 32 million pairs have 30 false matches at an FMR of 1e-6, as `roc.RULE_OF_30` asks for, and need 256 MB."""
+Their 32 million pairs have 30 false matches at an FMR of 1e-6, as `roc.RULE_OF_30` asks for, and need 750 MB."""
 _MOST_REJECTED = 0.5
 """A threshold with a false non-match rate of at least this is used only if its false match rate is given."""
 
