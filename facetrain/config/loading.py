@@ -23,7 +23,7 @@ from facetrain.strict_yaml import dump_yaml, parse_yaml
 
 CONFIG_FILE = "config.yaml"
 """File of a run folder with the config of the run."""
-MAX_EXTENDS = 16
+_MAX_EXTENDS = 16
 _MAX_BYTES = 1 << 20
 _KINDS = {list: "a list", bool: "a truth value", int: "a number", float: "a number"}
 _RESET_BY_EMPTY = ("lora", "lr_factors", "muon", "options")
@@ -63,7 +63,7 @@ def build_config(values: dict[str, Any], where: str, overrides: Iterable[str] = 
     # After --set, which may choose another recipe; below the file, whose keys win over it.
     recipe = values.get("recipe", Config.model_fields["recipe"].default)
     # A deep copy: the merge changes it.
-    merged = json.loads(json.dumps(RECIPES.get(recipe, {}) if isinstance(recipe, str) else {}))
+    merged = copy.deepcopy(RECIPES.get(recipe, {}) if isinstance(recipe, str) else {})
     _merge(merged, values)
     try:
         return Config.model_validate(merged)
@@ -112,7 +112,7 @@ def read_merged(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     real = Path(os.path.realpath(path))
     # A message names the first file as it was given, and those that it extends by their full paths.
     path = real if _seen else path
-    if real in _seen or len(_seen) >= MAX_EXTENDS:
+    if real in _seen or len(_seen) >= _MAX_EXTENDS:
         chain = " → ".join(str(seen) for seen in _seen)
         raise ConfigError(f"{path}: extends itself ({chain}); remove one `extends`")
     values = _read(path)

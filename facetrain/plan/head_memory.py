@@ -120,9 +120,7 @@ class _OnMeta(TorchDispatchMode):
     """Stands in for operations that do not exist on the meta device."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        if not any(isinstance(each, torch.Tensor) and each.is_meta for each in tree_leaves(args)):
-            return func(*args, **(kwargs or {}))
-        if name == "_fused_sgd_":  # in place: no memory
+        is_on_meta = any(isinstance(each, torch.Tensor) and each.is_meta for each in tree_leaves(args))
+        if is_on_meta and func.overloadpacket.__name__ == "_fused_sgd_":  # in place: no memory
             return None
         return func(*args, **(kwargs or {}))

@@ -200,11 +200,11 @@ def _search_galleries(
     # Probes come first: their ids are then 0 to S − 1, without gaps, as the bootstrap needs them.
     ids = dense_ids(all_subjects.tolist())
     probe_subject, start, searches = ids[: len(probes.subject)], len(probes.subject), []
+    probe_TD = unit_TD[np.searchsorted(template, probes.template)]
     for gallery in galleries.values():
         subject = ids[start : start + len(gallery.subject)]
         start += len(gallery.subject)
         entries = entry_TD[np.searchsorted(template, gallery.template)]
-        probe_TD = unit_TD[np.searchsorted(template, probes.template)]
         searches.append(search(probe_TD, probe_subject, entries, subject))
     return searches, int(probe_subject.max()) + 1
 

@@ -48,10 +48,10 @@ def scale_of(score_P: np.ndarray) -> ScoreScale:
     """
     if -1 <= score_P.min() < 0 and _LEAST_MATCH <= score_P.max() <= 1:
         return COSINE
-    return range_scale(score_P)
+    return _range_scale(score_P)
 
 
-def range_scale(score_P: np.ndarray) -> ScoreScale:
+def _range_scale(score_P: np.ndarray) -> ScoreScale:
     """Return the scale from the lowest to the highest score, so that the 400 thresholds have equal steps there."""
     low, high = float(score_P.min()), float(score_P.max())
     if high == low:
