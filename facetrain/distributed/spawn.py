@@ -18,6 +18,9 @@ from multiprocessing.context import SpawnContext, SpawnProcess
 from threading import Lock, current_thread, main_thread
 from types import FrameType, ModuleType
 
+GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+"""Signals that reach the whole process group: of Ctrl-C, of a scheduler, of the end of a terminal. A training process
+decides how to stop, and needs its helpers until its last checkpoint."""
 _REPLACING = Lock()
 
 
@@ -35,6 +38,13 @@ class HelperContext(SpawnContext):
 
     Process = HelperProcess
 
+    def __init__(self) -> None:
+        super().__init__()
+        # multiprocessing's resource tracker starts with the first queue or process, and serves all later ones. Left to
+        # itself, it dies of SIGUSR1 and SIGHUP, and unblocks SIGINT and SIGTERM in this thread (before Python 3.12).
+        with _interrupt_deferred(), signals_blocked(*GROUP_SIGNALS):
+            resource_tracker.ensure_running()
+
 
 @contextmanager
 def signals_blocked(*numbers: signal.Signals) -> Iterator[None]:
@@ -42,8 +52,6 @@ def signals_blocked(*numbers: signal.Signals) -> Iterator[None]:
 
     A process that ignores a signal only from its own first line on would die of one that comes before.
     """
-    # It starts with the first process, and unblocks SIGINT and SIGTERM in this thread (before Python 3.12).
-    resource_tracker.ensure_running()
     # A process inherits the mask of the thread that starts it.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:

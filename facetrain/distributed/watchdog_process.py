@@ -52,7 +52,7 @@ _LOOKS = 6
 """Looks at the helpers within this time."""
 _SHOWN = 200
 """Characters of a command line in a message."""
-_NOT_WAITED_FOR = ("wandb",)
+_NOT_WAITED_FOR = ("wandb", "multiprocessing.resource_tracker")
 """Parts of the command lines of programs without which a run goes on. So does it without those of another session, such
 as a browser."""
 _ENDED_S = 8.0

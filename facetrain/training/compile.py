@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
 
 from facetrain.backbone.base import Backbone
 from facetrain.distributed.process_setup import keep_compiled_code
+from facetrain.distributed.spawn import GROUP_SIGNALS, signals_blocked
 from facetrain.errors import RunError
 from facetrain.files import error_reason
 
@@ -54,6 +56,7 @@ class _Region:
         self._compiled: Callable[..., Tensor] = torch.compile(
             method, dynamic=False, options={"triton.cudagraphs": is_replayed}
         )
+        self._was_called = False
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         """Map (B, …), and the further inputs of the method, to (B, …).
@@ -64,8 +67,12 @@ class _Region:
         # Verification has other batch sizes and uses the network for seconds: compiling would take longer.
         if not (self._module.training and torch.is_grad_enabled()):
             return self._uncompiled(*inputs)
+        # The first call starts torch's compiler, which ignores no signal to the process group but Ctrl-C.
+        ignoring = nullcontext() if self._was_called else signals_blocked(*GROUP_SIGNALS)
+        self._was_called = True
         try:
-            return self._compiled(*inputs)
+            with ignoring:
+                return self._compiled(*inputs)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:  # among them all errors of torch's compiler

@@ -14,6 +14,7 @@ import numpy as np
 from facetrain.data.dataset import FaceDataset, read_afresh
 from facetrain.data.images.decode import NotAnImageError, decode, resize_square
 from facetrain.data.loading.batch_slots import BatchSlots
+from facetrain.distributed.spawn import GROUP_SIGNALS
 from facetrain.errors import DataError, FacetrainError, ImageError, RunError, UnreadableError
 
 _MAX_REPLACEMENT_TRIES = 100
@@ -35,11 +36,6 @@ class ReadResult:
     request: ReadRequest
     error: Exception | None = None
     skipped: Sequence[str] = ()
-
-
-IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-"""Signals that reach the whole process group: of Ctrl-C, of a scheduler, of the end of a terminal. The training process
-decides how to stop, and it needs batches until its last checkpoint."""
 
 
 _ADVICE = (
@@ -108,7 +104,7 @@ class ImageReader:
 
 def run_reader(connection: Connection, dataset: FaceDataset, slots: BatchSlots, skip_bad: bool) -> None:
     """Answer read requests until the training process closes the connection; the main function of a process."""
-    for number in IGNORED_SIGNALS:
+    for number in GROUP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     cv2.setNumThreads(0)  # there is one process per core already
     reader = ImageReader(dataset, slots, skip_bad=skip_bad)

@@ -18,8 +18,8 @@ import numpy as np
 
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.loading.batch_slots import BatchSlots
-from facetrain.data.loading.reader import IGNORED_SIGNALS, ImageReader, ReadRequest, ReadResult, run_reader
-from facetrain.distributed.spawn import HelperContext, HelperProcess, signals_blocked
+from facetrain.data.loading.reader import ImageReader, ReadRequest, ReadResult, run_reader
+from facetrain.distributed.spawn import GROUP_SIGNALS, HelperContext, HelperProcess, signals_blocked
 from facetrain.errors import DataError, RunError
 
 REQUEST_ROWS = 64
@@ -59,7 +59,7 @@ class ReaderPool:
                 name=f"reader-{number}",
                 daemon=True,
             )
-            with signals_blocked(*IGNORED_SIGNALS):
+            with signals_blocked(*GROUP_SIGNALS):
                 process.start()
             remote.close()
             self._workers.append((process, connection))

@@ -102,6 +102,19 @@ def test_in_16_bits_a_compiled_network_stays_as_near_as_rounding_allows():
 
 
 @pytest.mark.slow
+def test_the_signals_to_the_process_group_of_a_run_do_not_end_the_compiler(tmp_path, monkeypatch):
+    compiler = tmp_path / "compiler"
+    compiler.write_text(
+        '#!/bin/sh\nkill -INT $$; kill -TERM $$; kill -USR1 $$; kill -HUP $$\nexec g++ "$@"\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", (str(compiler),))
+    _, network = trained(TwoBlocks(), "fp32", compile="on", steps=0)
+    network(torch.zeros(5, 4, 6, 6))
+    assert counters["stats"]["unique_graphs"] > 0
+
+
+@pytest.mark.slow
 def test_without_a_working_compiler_the_run_ends_with_a_line_that_names_the_host(monkeypatch):
     monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("/no/such/compiler",))
     with pytest.raises(RunError, match=rf"train\.compile: .*{socket.gethostname()}"):
