@@ -126,9 +126,10 @@ def unprinted(message: str, exit_code: int) -> LostRankError:
     return of_all_ranks(error)
 
 
-def is_final(kind: type[BaseException]) -> bool:
+def is_final(error: BaseException) -> bool:
     """Return whether every restart would end with the same error: not that of data, whose file system may come back."""
-    return issubclass(kind, UsageError) and not issubclass(kind, DataError)
+    is_of_input = isinstance(error, UsageError) and error.exit_code == UsageError.exit_code
+    return is_of_input and not isinstance(error, DataError)
 
 
 _Error = TypeVar("_Error", bound=FacetrainError)

@@ -123,7 +123,7 @@ def _exit_with_error(error: Any) -> None:
         sys.exit(error.exit_code)
     if isinstance(error, OutputError) and isinstance(error.__cause__, BrokenPipeError):
         sys.exit(_BROKEN_PIPE)
-    if is_final(type(error)):
+    if is_final(error):
         forbid_restart()
     if isinstance(error, FacetrainError):
         _exit(str(error), error.exit_code)

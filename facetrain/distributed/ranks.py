@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from facetrain import errors
 from facetrain.distributed import collectives
 from facetrain.distributed.process_lifetime import leave_run
-from facetrain.errors import FacetrainError, LostRankError, RunError, is_final, of_all_ranks, unprinted
+from facetrain.errors import (
+    FacetrainError,
+    LostRankError,
+    RunError,
+    UsageError,
+    is_final,
+    of_all_ranks,
+    unprinted,
+)
 
 if TYPE_CHECKING:
     from facetrain.distributed.rendezvous import Rendezvous
@@ -52,6 +60,8 @@ class Ranks:
     goes_on: bool = False
     """Whether this job has trained the run before: a host that cannot take part then ends alone, and the others start
     again without it."""
+    has_trained: bool = False
+    """Whether this job or an earlier one has trained the run before."""
     _count: int = field(default=0, init=False)
 
     @property
@@ -135,6 +145,19 @@ class Ranks:
         self._raise(failure if first and first[0] == self.rank else None, first)
 
     @contextmanager
+    def outages(self, kind: type[UsageError]) -> Iterator[None]:
+        """Let an error of the block end a run that has trained before as a failure: what it lacks may come back.
+
+        A cluster starts the job again after exit code 1, and gives it up after 2.
+        """
+        try:
+            yield
+        except kind as error:
+            if self.has_trained:
+                error.exit_code = RunError.exit_code
+            raise
+
+    @contextmanager
     def leaving_together(self) -> Iterator[None]:
         """Let all ranks leave the block before one of them ends. From then on they ignore SIGTERM.
 
@@ -172,9 +195,10 @@ class Ranks:
             return
         self._say_farewell()
         rank, host, name, message, exit_code = reason
-        kind = _error_class(name)
+        error = _error_class(name)(message)
+        error.exit_code = exit_code
         # The leader is on a host that has trained: a host that comes later joins a start that another has opened.
-        leaves_alone = self.goes_on and host != 0 and is_final(kind)
+        leaves_alone = self.goes_on and host != 0 and is_final(error)
         if failure is not None:
             if leaves_alone:
                 leave_run()
@@ -184,8 +208,6 @@ class Ranks:
             # The input of this host is valid.
             if leaves_alone:
                 raise of_all_ranks(RunError(message))
-            error = kind(message)
-            error.exit_code = exit_code
             raise of_all_ranks(error)
         raise unprinted(f"rank {rank} failed", exit_code)
 

@@ -191,10 +191,10 @@ def _own_threads() -> Iterator[None]:
 
 def _pick_alike(ranks: Ranks, name: str, cpu_setting: str) -> torch.device:
     """Return the device of this rank, which has the type of all others: ranks of two types would form two groups."""
-    with ranks.failing_together():
+    with ranks.failing_together(), ranks.outages(UsageError):
         device = pick_device(name, ranks.local_rank, cpu_setting=cpu_setting)
     expected = ranks.gather(device.type)[0]
-    with ranks.failing_together():
+    with ranks.failing_together(), ranks.outages(UsageError):
         if device.type != expected:
             raise UsageError(
                 f"local rank {ranks.local_rank} computes on {device.type}, and rank 0 on {ranks.place(0)} computes on "

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -23,7 +22,7 @@ from facetrain.config.paths import with_absolute_paths
 from facetrain.config.schema import Config
 from facetrain.data.loading.sampler import epoch_size
 from facetrain.distributed.ranks import Ranks
-from facetrain.errors import DataError, RunError, UsageError
+from facetrain.errors import DataError, UsageError
 from facetrain.remote.address import is_remote
 from facetrain.remote.download import pinned
 from facetrain.run.asked_config import asked_config
@@ -78,12 +77,12 @@ def agree(ranks: Ranks, request: TrainRequest, lease: Lease, pin: Callable[[str]
         return on_leader[0].claim.model_dump()
 
     claim = Claim.model_validate(ranks.decide(decide_where))
-    ranks.goes_on = claim.goes_on
+    ranks.goes_on, ranks.has_trained = claim.goes_on, claim.has_trained
     hosts, restarted = _compare_commands(ranks, request, claim, launchers, lease)
 
     def decide_what() -> dict[str, Any]:
         claimed: Claimed = on_leader[0]
-        with _outage_of_data(claim):
+        with ranks.outages(DataError):
             plan, inputs = resolve(request, claimed, ranks, hosts, restarted=restarted, pin=pin)
         on_leader.append(inputs)
         return plan.model_dump(mode="json", by_alias=True)
@@ -95,7 +94,7 @@ def agree(ranks: Ranks, request: TrainRequest, lease: Lease, pin: Callable[[str]
         if request.command == "train" or request.allow_code:
             allow_code_of(plan.config)
         require_code_allowed(plan.config, f"{plan.folder}/{CONFIG_FILE}")
-        with _outage_of_data(claim):
+        with ranks.outages(DataError):
             inputs = on_leader[1] if ranks.is_leader else _compare_inputs(ranks, plan, config)
     with ranks.failing_together():
         _bring_disk_to(plan, config, ranks, hosts)
@@ -105,20 +104,6 @@ def agree(ranks: Ranks, request: TrainRequest, lease: Lease, pin: Callable[[str]
             checkpoint = _open_checkpoint(plan, plan.step)
     schedule = schedule_steps(config, epoch_size(inputs.source), ranks.size)
     return Agreed(plan, config, inputs, hosts, checkpoint, schedule, tuple(launchers))
-
-
-@contextmanager
-def _outage_of_data(claim: Claim) -> Iterator[None]:
-    """Let data that cannot be read end a run that has trained as a failure: the input is valid, and may come back.
-
-    A cluster starts the job again after exit code 1, and gives it up after 2.
-    """
-    try:
-        yield
-    except DataError as error:
-        if claim.has_trained:
-            error.exit_code = RunError.exit_code
-        raise
 
 
 def _compare_commands(

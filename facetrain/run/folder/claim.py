@@ -11,7 +11,7 @@ from pathlib import Path
 from facetrain.checkpoint.commit import CHECKPOINTS, complete_steps
 from facetrain.checkpoint.run_id import RUN_ID_FILE
 from facetrain.config.loading import CONFIG_FILE
-from facetrain.errors import UsageError
+from facetrain.errors import RunError, UsageError
 from facetrain.files import os_errors_as, shell_path, write_fault
 from facetrain.models.model_file import MODEL_FILE
 from facetrain.run.folder.environment import launchers_in
@@ -83,12 +83,15 @@ class FolderClaim:
         return created
 
     def _create(self, folder: Path, *, exist_ok: bool) -> Path:
+        # A folder that has been written to may come back, such as one that a server's failure has made read-only.
+        has_trained = has_checkpoints(folder)
+        kind = RunError if has_trained else UsageError
+        advice = "make it writable, or " * has_trained + "give another --run-dir or run.dir"
         existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         if fault := write_fault(existing) if existing.is_dir() else os.strerror(errno.ENOTDIR):
-            raise UsageError(
-                f"{folder}: cannot be created: {existing}: {fault}; give another --run-dir or run.dir"
-            )
-        with os_errors_as(UsageError, folder, "give another --run-dir or run.dir"):
+            doing = "written to" if has_trained else "created"
+            raise kind(f"{folder}: cannot be {doing}: {existing}: {fault}; {advice}")
+        with os_errors_as(kind, folder, advice):
             try:
                 # Atomic: of two runs that start together, only one gets the default folder.
                 self._lease.create(folder, exist_ok=exist_ok)

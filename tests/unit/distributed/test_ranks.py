@@ -16,6 +16,7 @@ from facetrain.errors import (
     FacetrainError,
     LostRankError,
     RunError,
+    UsageError,
     of_all_ranks,
     unprinted,
 )
@@ -93,8 +94,9 @@ def test_a_rank_that_does_not_leave_is_not_waited_for_without_end(monkeypatch):
         (ConfigError("another lr"), False, ConfigError, []),
         (ConfigError("another lr"), True, RunError, ["leaves"]),
         (DataError("no such file"), True, DataError, []),
+        (UsageError("no GPU"), True, UsageError, []),
     ],
-    ids=["at the first start", "when it joins", "not for a file that may come back"],
+    ids=["at the first start", "when it joins", "not for a file that may come back", "not for a GPU"],
 )
 def test_a_host_that_joins_a_run_and_cannot_take_part_leaves_it_alone(
     error, goes_on, elsewhere, mark, tmp_path, monkeypatch
@@ -107,7 +109,8 @@ def test_a_host_that_joins_a_run_and_cannot_take_part_leaves_it_alone(
         # The host that joins has one rank more than the first one.
         known = Rendezvous(store, number, "id", ["a", "b", "b"], "127.0.0.1", 1)
         ranks = Ranks(number, max(number - 1, 0), 3, 2 if number else 1, rendezvous=known, goes_on=goes_on)
-        with pytest.raises(FacetrainError) as ended, ranks.failing_together():
+        ranks.has_trained = type(error) is UsageError
+        with pytest.raises(FacetrainError) as ended, ranks.failing_together(), ranks.outages(UsageError):
             if number == 1:
                 raise error
         return ended.value

@@ -9,7 +9,7 @@ from torch.distributed import HashStore
 from facetrain.distributed import world
 from facetrain.distributed.ranks import Ranks
 from facetrain.distributed.rendezvous import Rendezvous
-from facetrain.errors import UsageError
+from facetrain.errors import UsageError, is_final
 
 
 def test_the_threads_of_the_caller_are_as_before_after_the_work(monkeypatch):
@@ -48,6 +48,17 @@ def test_all_ranks_end_with_one_line_if_only_some_have_a_gpu(monkeypatch, first,
         f"rank 2 on host2: local rank 0 computes on {second}, and rank 0 on host0 computes on {first}; let torch find "
         "GPUs on all hosts, or use train.device: cpu on all"
     }
+
+
+@pytest.mark.parametrize(("has_trained", "code"), [(False, 2), (True, 1)])
+def test_a_gpu_that_a_run_has_lost_ends_it_as_a_failure_because_it_may_come_back(
+    monkeypatch, has_trained, code
+):
+    monkeypatch.setattr(world, "gpu_failure", lambda: "")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(UsageError, match="local rank 1 has no GPU: this machine has 1") as ended:
+        world._pick_alike(Ranks(local_rank=1, has_trained=has_trained), "cuda", "train.device: cpu")
+    assert ended.value.exit_code == code and is_final(ended.value) == (not has_trained)
 
 
 def test_ranks_whose_devices_have_the_same_type_go_on(monkeypatch):

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from facetrain.errors import UsageError
+from facetrain.errors import RunError, UsageError
 from facetrain.run.folder import claim
 from facetrain.run.folder.claim import FolderClaim, require_replaceable
 from facetrain.run.folder.lease import Lease
@@ -47,6 +47,15 @@ def test_the_error_for_a_folder_that_cannot_be_created_names_it(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"/file/name: .*--run-dir"):
         claimed(tmp_path / "file" / "name", "a")
+
+
+@pytest.mark.parametrize(("steps", "kind"), [([], UsageError), ([2], RunError)])
+def test_a_folder_in_which_a_run_has_trained_may_be_writable_again(tmp_path, monkeypatch, steps, kind):
+    monkeypatch.setattr(claim, "write_fault", lambda path: "Read-only file system")
+    monkeypatch.setattr(claim, "complete_steps", lambda path: steps)
+    with pytest.raises(kind, match="Read-only file system; .*give another --run-dir") as ended:
+        FolderClaim([], 0, Lease()).named(tmp_path, may_exist=True)
+    assert type(ended.value) is kind
 
 
 def test_the_second_run_of_a_script_under_torchrun_is_another_run(tmp_path, monkeypatch):
