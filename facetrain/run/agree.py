@@ -118,8 +118,8 @@ def _compare_commands(
             if request.command == claim.terms["command"] == "train":
                 _compare_configs(ranks, request, claim.given)
             _compare_terms(ranks, request.terms, claim.terms)
-    owns = owns_folder(ranks, folder, claim.token)
     with ranks.failing_together():
+        owns = owns_folder(ranks, folder, claim.token, has_mirror=claim.mirror is not None)
         if owns and not ranks.is_leader:
             lease.create(folder, exist_ok=True)
     folders = FolderClaim(launchers, ranks.restarts, lease)

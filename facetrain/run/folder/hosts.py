@@ -16,6 +16,10 @@ from facetrain.distributed.ranks import Ranks
 from facetrain.errors import CheckpointError
 from facetrain.run.folder.lock import has_lock
 
+_NEWS_S = 60.0
+"""Seconds within which all hosts that share a folder see a new file there: by default, a client of NFS believes for
+30 s that a file is absent which it has not found."""
+
 
 @dataclass(frozen=True)
 class Hosts:
@@ -28,9 +32,17 @@ class Hosts:
     """Whether some host does not share the leader's folder."""
 
 
-def owns_folder(ranks: Ranks, folder: Path, token: str) -> bool:
-    """Return whether this rank writes the run folder of its disk. `token` is that of the leader's lock."""
-    return ranks.is_leader or (ranks.speaks_for_host and ranks.spans_hosts and not has_lock(folder, token))
+def owns_folder(ranks: Ranks, folder: Path, token: str, *, has_mirror: bool) -> bool:
+    """Return whether this rank writes the run folder of its disk. `token` is that of the leader's lock.
+
+    Raises:
+        RunError: the folder cannot be read.
+    """
+    if ranks.is_leader or not (ranks.speaks_for_host and ranks.spans_hosts):
+        return ranks.is_leader
+    # Without a mirror, the run ends if this host does not see the lock.
+    is_patient = folder.exists() and not has_mirror
+    return not has_lock(folder, token, within_s=_NEWS_S if is_patient else 0.0)
 
 
 def hosts_of(ranks: Ranks, owners: Sequence[bool]) -> Hosts:

@@ -30,7 +30,7 @@ from pydantic import BaseModel, PositiveInt
 
 from facetrain.distributed.process_lifetime import process_stat
 from facetrain.errors import RunError, UsageError
-from facetrain.files import os_errors_as
+from facetrain.files import os_errors_as, scratch_path
 from facetrain.telemetry.log import warn
 
 LOCK_FILE = "run.lock"
@@ -323,12 +323,30 @@ def is_locked(folder: Path) -> bool:
     return time.time() - content[1] / 1e9 < SILENCE_S + _CLOCK_DIFFERENCE_S
 
 
-def has_lock(folder: Path, token: str) -> bool:
-    """Return whether a folder is the one that the leader has locked, and so shared with it."""
+def has_lock(folder: Path, token: str, *, within_s: float = 0.0) -> bool:
+    """Return whether a folder is the one that the leader has locked, and so shared with it; look for so many seconds.
+
+    Raises:
+        RunError: the folder cannot be read.
+    """
+    deadline = time.monotonic() + within_s
+    while True:
+        with os_errors_as(RunError, folder):
+            holder = _holder(folder / LOCK_FILE)
+        if holder is not None and holder.token == token:
+            return True
+        if time.monotonic() >= deadline:
+            return False
+        _refresh(folder)
+        time.sleep(_POLL_S)
+
+
+def _refresh(folder: Path) -> None:
+    """Change a folder, so that a network file system forgets which files it has found absent there."""
+    scratch = scratch_path(folder / LOCK_FILE)
     with suppress(OSError):
-        holder = _holder(folder / LOCK_FILE)
-        return holder is not None and holder.token == token
-    return False
+        scratch.touch()
+        scratch.unlink()
 
 
 def _holder(path: Path) -> Holder | None:

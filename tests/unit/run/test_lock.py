@@ -152,6 +152,31 @@ def test_a_lock_of_another_host_that_is_released_while_it_is_watched_is_free(tmp
     lock.release()
 
 
+def test_a_host_that_does_not_see_the_lock_yet_looks_again_and_changes_the_folder_before(
+    tmp_path, monkeypatch
+):
+    lock, looks, changed = RunLock(tmp_path), [], os.stat(tmp_path).st_mtime_ns
+    lock.acquire()
+    shown = (tmp_path / LOCK_FILE).rename(tmp_path / "hidden")
+
+    def look_again(seconds):
+        looks.append(os.stat(tmp_path).st_mtime_ns > changed)
+        if len(looks) == 3:
+            shown.rename(tmp_path / LOCK_FILE)
+
+    monkeypatch.setattr("facetrain.run.folder.lock.time.sleep", look_again)
+    assert not has_lock(tmp_path, lock.token) and not looks
+    assert has_lock(tmp_path, lock.token, within_s=60.0) and looks == [True] * 3
+    assert [path.name for path in tmp_path.iterdir()] == [LOCK_FILE]
+    lock.release()
+
+
+def test_a_lock_that_a_host_cannot_read_is_an_error_of_the_run(tmp_path):
+    (tmp_path / LOCK_FILE).mkdir()
+    with pytest.raises(RunError, match=rf"{LOCK_FILE}: not a regular file"):
+        has_lock(tmp_path, "token", within_s=60.0)
+
+
 def test_the_lock_of_another_host_that_changes_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("facetrain.run.folder.lock._this_machine", lambda: "node7 boot 1")
     there = RunLock(tmp_path, beat_s=0.02)
