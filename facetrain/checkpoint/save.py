@@ -7,6 +7,7 @@ loaded. Here tensors are safetensors files and everything else is JSON.
 from __future__ import annotations
 
 import enum
+import errno
 import shutil
 import socket
 import threading
@@ -220,6 +221,8 @@ class CheckpointWriter:
         if isinstance(error, FileNotFoundError) and collectives.rank() > 0:
             # The leader has created the folder, so this rank's machine has other storage.
             reason += "; use a folder that all machines of the run share"
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            reason += "; free space on the disk"
         return f"rank {collectives.rank()}: {path}: {reason}"
 
     def _complete(self) -> SaveOutcome:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -21,7 +22,7 @@ from facetrain.files import (
     sync_file,
     sync_folder,
 )
-from facetrain.telemetry.log import warn
+from facetrain.telemetry.log import warn, was_replaced
 
 
 class JsonLines:
@@ -70,30 +71,42 @@ class JsonLines:
             OSError: they cannot be written.
         """
         with self._sync_lock:
-            with self._lock:
-                if not self._file.closed:
-                    self._write_pending()
-                if self._fault:
-                    reason = f"{error_reason(self._fault)}: some records are not written yet"
-                    raise OSError(self._fault.errno, reason, self._file.name)
-                if self._file.closed:
-                    return
-                written, descriptor = self._written, os.dup(self._file.fileno())
-            # Without the lock, because a slow disk would hold up `write`, and with it the training.
             try:
-                sync_file(descriptor, self._file.name)
-            except OSError:
+                self._sync()
+            except OSError as error:
+                if error.errno != errno.ESTALE:  # the file server has lost the file
+                    raise
                 with self._lock:
-                    # A file server may refuse only now what it has taken: it is removed, and written again later.
-                    os.ftruncate(descriptor, self._synced_size)
-                    self._written = 0
-                raise
-            finally:
-                os.close(descriptor)
-            with self._lock:
-                del self._unsynced[:written]
-                self._written -= written
-                self._synced_size += written
+                    self._open_again()
+                self._sync()
+
+    def _sync(self) -> None:
+        with self._lock:
+            if not self._file.closed:
+                if was_replaced(self._file.fileno(), self._file.name):
+                    self._open_again()
+                self._write_pending()
+            if self._fault:
+                reason = f"{error_reason(self._fault)}: some records are not written yet"
+                raise OSError(self._fault.errno, reason, self._file.name)
+            if self._file.closed:
+                return
+            written, descriptor = self._written, os.dup(self._file.fileno())
+        # Without the lock, because a slow disk would hold up `write`, and with it the training.
+        try:
+            sync_file(descriptor, self._file.name)
+        except OSError:
+            with self._lock, suppress(OSError):
+                # A file server may refuse only now what it has taken: it is removed, and written again later.
+                os.ftruncate(descriptor, self._synced_size)
+                self._written = 0
+            raise
+        finally:
+            os.close(descriptor)
+        with self._lock:
+            del self._unsynced[:written]
+            self._written -= written
+            self._synced_size += written
 
     def close(self) -> None:
         """Close the file, with a warning if records could not be written."""
@@ -102,6 +115,18 @@ class JsonLines:
             if lost := self._pending.count(b"\n"):
                 warn(f"{self._file.name}: {lost} records are lost, because they could not be written")
             self._file.close()
+
+    def _open_again(self) -> None:
+        """Open the file at the path, for all records since the last sync."""
+        lost, path = self._file, Path(self._file.name)
+        self._file = path.open("ab", buffering=0)
+        with suppress(OSError):
+            lost.close()
+        size = os.fstat(self._file.fileno()).st_size
+        # Of the same file under a new handle, or a copy: it has the records already that were written since then.
+        if 0 <= size - self._synced_size <= self._written:
+            size = self._file.truncate(self._synced_size)
+        self._synced_size, self._written = size, 0
 
     @property
     def _pending(self) -> bytes:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import stat
 import sys
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from facetrain.errors import RunError
-from facetrain.files import printable, sync_file
+from facetrain.files import error_reason, printable, sync_file
 
 logger = logging.getLogger("facetrain")
 # Without a handler, logging itself prints warnings to standard error, where `warn` prints them already.
@@ -27,13 +29,28 @@ class _PrintableFormatter(logging.Formatter):
 class LogFile(logging.FileHandler):
     """File handler for a disk that may be full: lines that cannot be written are lost, and training goes on."""
 
-    def sync(self) -> None:
-        """Wait until the lines are on the disk. For any thread.
+    _has_warned = False
 
-        Raises:
-            OSError: they cannot be written.
-        """
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line, if the file can be opened."""
+        with suppress(OSError):
+            super().emit(record)
+
+    def sync(self) -> None:
+        """Wait until the lines are on the disk; warn, once, if they cannot be written. For any thread."""
+        try:
+            self._sync()
+        except OSError as error:
+            with self.lock or nullcontext():
+                self._let_open_again()
+            if not self._has_warned:
+                self._has_warned = True
+                warn(f"{self.baseFilename}: {error_reason(error)}; lines of the log may be lost")
+
+    def _sync(self) -> None:
         with self.lock or nullcontext():
+            if self.stream is not None and was_replaced(self.stream.fileno(), self.baseFilename):
+                self._let_open_again()
             if self.stream is None:
                 return
             descriptor = os.dup(self.stream.fileno())
@@ -43,6 +60,13 @@ class LogFile(logging.FileHandler):
         finally:
             os.close(descriptor)
 
+    def _let_open_again(self) -> None:
+        """Close the file, which the next line opens again: a file server may have lost this one."""
+        if self.stream is not None:
+            with suppress(OSError):
+                self.stream.close()
+            self.stream = None
+
     def handleError(self, record: logging.LogRecord) -> None:
         """Do nothing: logging's default prints a traceback for every line."""
 
@@ -50,6 +74,19 @@ class LogFile(logging.FileHandler):
         """Close the file, even if its last lines cannot be written."""
         with suppress(OSError):
             super().close()
+
+
+def was_replaced(descriptor: int, path: Path | str) -> bool:
+    """Return whether an open file is no longer the one at its path: it was removed, by another host maybe, or replaced.
+
+    A folder that was moved has taken its files along.
+    """
+    try:
+        ours, theirs = os.fstat(descriptor), os.lstat(path)
+    except OSError as error:
+        return error.errno in (errno.ESTALE, errno.ENOENT) and os.path.isdir(os.path.dirname(path))
+    # Not by a link, which could lead to a file outside of the run.
+    return stat.S_ISREG(theirs.st_mode) and (ours.st_dev, ours.st_ino) != (theirs.st_dev, theirs.st_ino)
 
 
 def warn(message: str) -> None:

@@ -71,7 +71,7 @@ class Checkpointing:
         if self.last_saved != state.step:
             next_step = f"`facetrain resume` continues from step {self.last_saved}"
             raise CheckpointError(
-                f"the checkpoint of step {state.step} was not saved ({self._failure}); free space on the disk, then "
+                f"the checkpoint of step {state.step} was not saved ({self._failure}); "
                 + ("start the run again" if self.last_saved is None else next_step)
             )
 

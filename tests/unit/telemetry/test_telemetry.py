@@ -110,6 +110,39 @@ def test_a_sync_that_fails_loses_no_record(tmp_path, monkeypatch):
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [10, 20, 30]
 
 
+@pytest.mark.parametrize("fault", ["removed", "replaced", "lost handle"])
+def test_a_file_that_another_host_has_removed_or_replaced_is_opened_again(tmp_path, monkeypatch, fault):
+    log, lines, fsync = log_to(tmp_path / "log.txt", 0), JsonLines(tmp_path / "metrics.jsonl"), os.fsync
+    lost = {"log.txt", "metrics.jsonl"} if fault == "lost handle" else set()
+    lines.write(10, {"loss": 1.0})
+    lines.sync()
+    lines.write(20, {"loss": 1.0})
+    for path in (tmp_path / "log.txt", tmp_path / "metrics.jsonl"):
+        if fault == "removed":
+            path.unlink()
+        elif fault == "replaced":
+            path.with_name("copy").write_bytes(path.read_bytes())
+            path.with_name("copy").replace(path)
+
+    def refuse_once(descriptor):
+        name = Path(os.readlink(f"/proc/self/fd/{descriptor}")).name
+        if name in lost:
+            lost.remove(name)
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refuse_once)
+    log.sync()
+    lines.sync()
+    logger.info("after it")
+    lines.write(30, {"loss": 1.0})
+    lines.close()
+    stop_logging(log)
+    steps = [20, 30] if fault == "removed" else [10, 20, 30]
+    assert [record["step"] for record in read_jsonl(tmp_path / "metrics.jsonl")] == steps
+    assert "after it" in (tmp_path / "log.txt").read_text() and not lost
+
+
 @pytest.mark.parametrize("output", ["metrics", "log"])
 def test_a_slow_sync_does_not_hold_up_what_the_run_writes(tmp_path, monkeypatch, output):
     log, lines = log_to(tmp_path / "log.txt", 0), JsonLines(tmp_path / "metrics.jsonl")
