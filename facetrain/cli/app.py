@@ -21,6 +21,7 @@ from facetrain.distributed.process_lifetime import (
     end_with_launcher,
     forbid_restart,
     launched_by_torchrun,
+    leave_exit_code,
 )
 from facetrain.distributed.process_setup import (
     bound_spinning,
@@ -159,4 +160,5 @@ def _exit(message: str, exit_code: int) -> None:
         with suppress(OSError):  # a user without a home folder has no downloads
             message = with_addresses(message)
     print(f"error: {printable(without_secrets(message))}", file=sys.stderr, flush=True)
+    leave_exit_code(exit_code)
     sys.exit(exit_code)

@@ -18,7 +18,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.numa.binding import AffinityMode, NumaOptions
 
 from facetrain.distributed.node_rendezvous import BACKEND, FinalFailure, create_rendezvous
-from facetrain.distributed.process_lifetime import exit_with_message
+from facetrain.distributed.process_lifetime import exit_with_message, left_exit_code
 from facetrain.distributed.process_setup import COLLECTIVES
 from facetrain.distributed.topology import Topology
 from facetrain.distributed.watchdog import read_reason
@@ -33,7 +33,7 @@ _RUN_ID = "facetrain"
 def launch_ranks(arguments: list[str], where: Topology) -> int:
     """Run `python ARGUMENTS` on every rank of this node; return the exit code of the whole.
 
-    That is 0, the exit code of the first rank that failed, or 128 + the signal that stopped this process.
+    That is 0, the exit code of the first rank that failed, or 128 + the signal that stopped this process and all ranks.
 
     Raises:
         LaunchError: the ranks could not be started, or one of them was killed.
@@ -52,7 +52,7 @@ def launch_ranks(arguments: list[str], where: Topology) -> int:
         except SignalException as error:
             if error.sigval == signal.SIGINT and not any(log_dir.glob("*/attempt_*")):
                 raise KeyboardInterrupt from None  # no rank has started that could report the signal
-            return 128 + int(error.sigval)
+            return _failure_of_ranks(log_dir) or 128 + int(error.sigval)
         except (RendezvousError, OSError, RuntimeError) as error:
             raise LaunchError(_explain_rendezvous_failure(error, where.endpoint, log_dir)) from error
     return 0
@@ -111,14 +111,29 @@ def _explain_rendezvous_failure(error: Exception, endpoint: str, log_dir: Path) 
     at = f" at {endpoint}" if endpoint else ""
     # torch's RendezvousError itself only refers to its cause.
     reason = error_reason(error.__cause__ or error).rstrip(".")
-    attempts = sorted(log_dir.glob("*/attempt_*"), key=lambda path: path.stat().st_mtime)
-    if not attempts:
+    last = _last_start(log_dir)
+    if last is None:
         return (
             f"the rendezvous{at} failed: {reason}; check that the port is free and reachable from every node"
         )
-    reasons = [read_reason(path) for path in attempts[-1].glob("*/error.json")]
+    reasons = [read_reason(path) for path in last.glob("*/error.json")]
     before = next(filter(None, reasons), "the reason is printed above, or on another node")
     return f"the ranks of this node ended: {before}; the rendezvous{at} for a restart failed ({reason})"
+
+
+def _failure_of_ranks(log_dir: Path) -> int:
+    """Return the exit code of the last start of the ranks, if one of them has printed why it failed; 0: none has."""
+    last = _last_start(log_dir)
+    if last is None:
+        return 0
+    if any(read_reason(path, printed=True) for path in last.glob("*/error.json")):
+        return LaunchError.exit_code  # the watchdog of a rank has printed why it killed the rank
+    return left_exit_code(last)
+
+
+def _last_start(log_dir: Path) -> Path | None:
+    """Return the folder of the agent for the last start of its ranks; None if there was none."""
+    return max(log_dir.glob("*/attempt_*"), key=lambda path: path.stat().st_mtime, default=None)
 
 
 def _exit_code(error: ChildFailedError) -> int:

@@ -18,8 +18,8 @@ _STANDARD_ERROR = 2
 _OWN_LAUNCHER = "FACETRAIN_LAUNCHER"
 """Environment variable with the process id of the facetrain that starts the ranks. All others that an elastic agent
 sets are torchrun's as well."""
-_NO_RESTART, _LEAVES = "no_restart", "leaves"
-"""Files in a rank's folder of the elastic agent."""
+_NO_RESTART, _LEAVES, _FAILED = "no_restart", "leaves", "failed_with_"
+"""Files in a rank's folder of the elastic agent; the exit code follows the last name."""
 
 
 def has_agent() -> bool:
@@ -57,6 +57,20 @@ def forbid_restart() -> None:
 def leave_run() -> None:
     """Leave a mark for facetrain's launcher: the other hosts go on without this one, which cannot take part."""
     _leave_mark(_LEAVES)
+
+
+def leave_exit_code(exit_code: int) -> None:
+    """Leave a mark for facetrain's launcher: this rank has printed why it ends, with this exit code.
+
+    After a signal, torch's agent reports the exit code of no rank.
+    """
+    _leave_mark(f"{_FAILED}{exit_code}")
+
+
+def left_exit_code(attempt: Path) -> int:
+    """Return the exit code that a rank of a start has left; 0 if none has. `attempt` is the agent's folder of it."""
+    left = sorted(attempt.glob(f"*/{_FAILED}*"), key=lambda path: path.stat().st_mtime_ns)
+    return int(left[0].name.removeprefix(_FAILED)) if left else 0
 
 
 def forbids_restart(log_dir: Path) -> bool:

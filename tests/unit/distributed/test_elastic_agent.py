@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 from types import SimpleNamespace
 
@@ -6,7 +7,13 @@ import pytest
 import torch
 from torch.numa.binding import AffinityMode
 
-from facetrain.distributed.elastic_agent import _exit_code, _explain_rendezvous_failure, _numa_options
+from facetrain.distributed.elastic_agent import (
+    _exit_code,
+    _explain_rendezvous_failure,
+    _failure_of_ranks,
+    _numa_options,
+)
+from facetrain.distributed.process_lifetime import leave_exit_code
 from facetrain.distributed.topology import Topology
 from facetrain.errors import LaunchError
 
@@ -47,6 +54,24 @@ def test_the_first_cause_is_reported_and_neither_a_rank_that_followed_nor_one_th
         == 1
     )
     assert _exit_code(failed_ranks(tmp_path, survivor=(3, lost, False), refused=(2, "", False))) == 2
+
+
+def test_after_a_signal_the_code_is_that_of_a_rank_of_the_last_start_that_has_failed(tmp_path, monkeypatch):
+    monkeypatch.setenv("FACETRAIN_LAUNCHER", "1")
+    assert _failure_of_ranks(tmp_path) == 0, "no rank has started"
+    for attempt, exit_code in enumerate([2, 0, 1]):
+        rank = tmp_path / "run_x" / f"attempt_{attempt}" / "0"
+        rank.mkdir(parents=True)
+        os.utime(rank.parent, (attempt, attempt))
+        if exit_code:
+            monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(rank / "error.json"))
+            leave_exit_code(exit_code)
+        assert _failure_of_ranks(tmp_path) == exit_code
+    rank = tmp_path / "run_x" / "attempt_3" / "0"
+    rank.mkdir(parents=True)
+    assert _failure_of_ranks(tmp_path) == 0
+    (rank / "error.json").write_text('{"message": "rank 0 was stopped", "printed": true}')
+    assert _failure_of_ranks(tmp_path) == 1, "its watchdog has ended it"
 
 
 def test_an_abort_of_a_gpu_rank_names_both_causes_and_where_to_look(tmp_path):
