@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _FIRST_POLL_S, _SLOWEST_POLL_S = 0.005, 0.2
 _FAREWELL_S = 10.0
+_QUIET_S, _REPORT_S = 60.0, 600.0
+"""A wait for a rank is reported if it takes this long, and again each time after so many seconds."""
 
 
 @dataclass
@@ -97,7 +100,7 @@ class Ranks:
             self._set(f"{prefix}/{self.rank}", value)
             return cast("list[Any]", self._wait(f"{prefix}/all"))
         # Through the leader: every rank then reads one value, and not one of each other rank.
-        values = [value, *(self._wait(f"{prefix}/{rank}") for rank in range(1, self.size))]
+        values = [value, *(self._wait(f"{prefix}/{rank}", named=rank) for rank in range(1, self.size))]
         self._set(f"{prefix}/all", values)
         return values
 
@@ -121,7 +124,8 @@ class Ranks:
         key = f"{self._next()}/all"
         if self.is_leader:
             self._set(key, [decision, self._described(failure)])
-        decision, reason = self._wait(key)
+        # The others wait for the leader, too: one of them says so.
+        decision, reason = self._wait(key, named=0 if self.rank == 1 else None)
         self._raise(failure, reason)
         return cast("_T", decision)
 
@@ -247,14 +251,21 @@ class Ranks:
         with _store_errors():
             self.rendezvous.store.set(key, json.dumps(value))
 
-    def _wait(self, key: str, deadline: float = float("inf")) -> Any:
+    def _wait(self, key: str, deadline: float = float("inf"), *, named: int | None = None) -> Any:
+        """Return the value of a key when it is set. A long wait is reported with the rank `named`, which sets it."""
         assert self.rendezvous is not None, "a single process has no store"
         # Polled: a wait in the store would answer no signal, and end at its own time limit.
-        pause_s = _FIRST_POLL_S
+        pause_s, report_at = _FIRST_POLL_S, time.monotonic() + _QUIET_S
         with _store_errors():
             while not self.rendezvous.store.check([key]):
                 if time.monotonic() > deadline:
                     raise LostRankError(f"{key} did not arrive")
+                if named is not None and time.monotonic() > report_at:
+                    report_at = time.monotonic() + _REPORT_S
+                    who = f"rank {named} ({self.place(named)})"
+                    print(
+                        f"waiting for {who}: it still opens the data of the run", file=sys.stderr, flush=True
+                    )
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _SLOWEST_POLL_S)
             return json.loads(self.rendezvous.store.get(key))

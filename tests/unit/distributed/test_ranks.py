@@ -2,6 +2,7 @@
 
 import signal
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -86,6 +87,23 @@ def test_a_rank_that_does_not_leave_is_not_waited_for_without_end(monkeypatch):
     for number in range(2):
         leave(rank(number, HashStore()), of_all_ranks(CheckpointError("checksum differs")), events)
     assert events == ["closes its files", "ends"] * 2
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_rank_that_hangs_while_the_run_starts_is_named(late, monkeypatch, capfd):
+    monkeypatch.setattr("facetrain.distributed.ranks._QUIET_S", 0.1)
+    store, places = HashStore(), ["a, process 5", "b, process 6", "c, process 7"]
+
+    def start(number):
+        ranks = Ranks(number, 0, 3, 1, rendezvous=Rendezvous(store, number, "id", places, "127.0.0.1", 1))
+        if number == late:
+            time.sleep(0.5)
+        return ranks.decide(lambda: "the plan"), ranks.gather(number)
+
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(start, range(3))) == [("the plan", [0, 1, 2])] * 3
+    line = f"waiting for rank {late} ({places[late]}): it still opens the data of the run\n"
+    assert capfd.readouterr().err == line, "once, by one rank"
 
 
 @pytest.mark.parametrize(
