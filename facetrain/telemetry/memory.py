@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import resource
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import torch
 
-_CGROUP = Path("/sys/fs/cgroup")
+_GROUPS, _OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _MEMORY_FACTS = Path("/proc/meminfo")
+_NO_LIMIT = 1 << 60
+"""Limits from here on are none: cgroup v1 writes the largest number of pages in bytes."""
 
 
 def available_bytes() -> int | None:
-    """Return the host memory that processes can still take, of the machine or of the container (cgroup v2).
+    """Return the host memory that processes can still take, of the machine, or of the container or job (cgroup).
 
-    The smaller of the two; None if the system says neither. The cache of files counts as available, since the system
-    gives it up.
+    The smallest of them; None if the system says none. The cache of files counts as available, since the system gives
+    it up.
     """
-    known = [size for size in (_available_on_machine(), _available_in_container()) if size is not None]
+    known = [size for size in (_available_on_machine(), *_available_in_groups()) if size is not None]
     return min(known, default=None)
 
 
@@ -27,16 +30,36 @@ def _available_on_machine() -> int | None:
     return facts["MemAvailable"] * 1024 if "MemAvailable" in facts else None
 
 
-def _available_in_container() -> int | None:
+def _available_in_groups() -> Iterator[int | None]:
+    """Yield what is left in each control group of this process: a limit holds for all groups below."""
+    lines: list[str] = []
+    with suppress(OSError):
+        lines = _OWN_GROUPS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root = _GROUPS / "memory" if controllers else _GROUPS  # version 1 has a tree for each controller
+        folder = root / path.lstrip("/")
+        # A container sees the path on its host, and only its own group, as the root.
+        for group in (folder, *folder.parents):
+            if group.is_relative_to(root):
+                yield _available_in(group, is_first_version=bool(controllers))
+
+
+def _available_in(group: Path, *, is_first_version: bool) -> int | None:
+    names = (
+        ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        if is_first_version
+        else ("memory.max", "memory.current")
+    )
     try:
-        limit = (_CGROUP / "memory.max").read_text(encoding="ascii").strip()
-        used = int((_CGROUP / "memory.current").read_text(encoding="ascii"))
-        if limit == "max":
-            return None
-        facts = _numbers(_CGROUP / "memory.stat")
-        return int(limit) - used + facts.get("active_file", 0) + facts.get("inactive_file", 0)
-    except (OSError, ValueError):
+        limit, used = (int((group / name).read_text(encoding="ascii")) for name in names)
+    except (OSError, ValueError):  # "max"
         return None
+    facts, whole = _numbers(group / "memory.stat"), "total_" if is_first_version else ""
+    cached = facts.get(f"{whole}active_file", 0) + facts.get(f"{whole}inactive_file", 0)
+    return limit - used + cached if limit < _NO_LIMIT else None
 
 
 def _numbers(path: Path) -> dict[str, int]:

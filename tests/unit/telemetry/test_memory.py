@@ -35,10 +35,50 @@ def test_the_memory_that_is_left_is_that_of_the_machine_or_of_its_container(
     machine, limit, left, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(memory, "_MEMORY_FACTS", tmp_path / "meminfo")
-    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    monkeypatch.setattr(memory, "_GROUPS", tmp_path)
+    monkeypatch.setattr(memory, "_OWN_GROUPS", tmp_path / "own")
+    (tmp_path / "own").write_text("1:cpu,cpuacct:/job\n0::/path/of/the/host\n")
     (tmp_path / "meminfo").write_text(machine)
     if limit:
         (tmp_path / "memory.max").write_text(f"{limit}\n")
         (tmp_path / "memory.current").write_text("5000\n")
         (tmp_path / "memory.stat").write_text("anon 7\nactive_file 10\ninactive_file 20\n")
+    assert available_bytes() == left
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "left"),
+    [
+        (
+            "0::/slurm/job_7/step_0",
+            {
+                "slurm/job_7/memory": ("7000", 6000),
+                "slurm/job_7/step_0/memory": ("9000", 100),
+                "memory": ("max", 8),
+            },
+            1030,
+        ),
+        ("4:cpuset,memory:/slurm/job_7\n0::/", {"memory/slurm/job_7/memory": (7000, 6000)}, 1030),
+        ("4:memory:/job\n0::/", {"memory/job/memory": (0x7FFFFFFFFFFFF000, 6000)}, None),
+    ],
+    ids=["a job, version 2", "a job, version 1", "no limit, version 1"],
+)
+def test_the_memory_that_is_left_is_that_of_the_smallest_group_of_the_job(
+    own, files, left, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(memory, "_MEMORY_FACTS", tmp_path / "absent")
+    monkeypatch.setattr(memory, "_GROUPS", tmp_path)
+    monkeypatch.setattr(memory, "_OWN_GROUPS", tmp_path / "own")
+    (tmp_path / "own").write_text(own + "\n")
+    first = own.startswith("4:")
+    names = ("limit_in_bytes", "usage_in_bytes") if first else ("max", "current")
+    for path, values in files.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        for name, value in zip(names, values, strict=True):
+            (tmp_path / f"{path}.{name}").write_text(f"{value}\n")
+        cached = "active_file {}\ninactive_file {}\n"
+        whole = "total_active_file 10\ntotal_inactive_file 20\n"
+        (tmp_path / f"{path}.stat").write_text(
+            cached.format(1, 2) + whole if first else cached.format(10, 20)
+        )
     assert available_bytes() == left
