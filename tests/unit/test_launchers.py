@@ -108,11 +108,13 @@ def test_the_rendezvous_of_the_indexed_job_is_at_its_first_pod():
 
 
 @pytest.mark.parametrize("name", ["indexed_job.yaml", "kubeflow_trainer.yaml"])
-def test_failures_are_counted_for_each_pod_without_evictions(name):
+def test_only_a_wrong_config_ends_a_job_and_failures_are_counted_for_each_pod(name):
     found = documents(ROOT / "recipes" / "launch" / name)
     # A limit for all pods together would be reached sooner with more nodes.
     assert not list(find(found, "backoffLimit"))
-    assert list(find(found, "backoffLimitPerIndex")) == [20] and list(find(found, "maxFailedIndexes")) == [0]
+    assert list(find(found, "backoffLimitPerIndex")) == [1000] and list(find(found, "maxFailedIndexes")) == [
+        0
+    ]
     # What Kubernetes demands of a Job with such a limit and a policy.
     assert list(find(found, "completionMode")) == ["Indexed"] and list(find(found, "restartPolicy")) == [
         "Never"
