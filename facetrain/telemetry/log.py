@@ -7,6 +7,7 @@ import logging
 import os
 import stat
 import sys
+import time
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
@@ -106,7 +107,9 @@ def log_to(path: Path, rank: int) -> LogFile:
     if path.is_symlink() or (path.exists() and not path.is_file()):
         raise RunError(f"{path}: not a regular file; remove it, and the run writes a new one")
     handler = LogFile(path, encoding="utf-8")
-    handler.setFormatter(_PrintableFormatter(f"%(asctime)s rank {rank} %(levelname)s %(message)s"))
+    formatter = _PrintableFormatter(f"%(asctime)sZ rank {rank} %(levelname)s %(message)s")
+    formatter.converter = time.gmtime  # as in state.json; hosts can have different time zones
+    handler.setFormatter(formatter)
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     # A program that calls facetrain may have a handler at the root, which would print every line again.

@@ -5,6 +5,8 @@ import re
 import subprocess
 import sys
 import threading
+import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -203,6 +205,19 @@ def test_without_a_terminal_progress_is_a_line_with_rate_time_left_and_peak_memo
     assert capfd.readouterr().err.splitlines() == [STEP_LINE, VERIFICATION_LINE]
     text = (tmp_path / "log.txt").read_text()
     assert STEP_LINE in text and VERIFICATION_LINE in text
+
+
+def test_the_log_has_times_in_utc_on_every_host(tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setenv("TZ", "America/New_York")
+        time.tzset()
+        log = log_to(tmp_path / "log.txt", 0)
+        logger.info("a line")
+        stop_logging(log)
+    time.tzset()
+    day, clock, *_ = (tmp_path / "log.txt").read_text().split()
+    written = datetime.fromisoformat(f"{day} {clock}")
+    assert timedelta(0) <= datetime.now(UTC) - written < timedelta(minutes=10)
 
 
 def test_a_terminal_shows_the_progress_beside_the_bar_and_the_verification_above_it(capfd, monkeypatch):
