@@ -6,6 +6,7 @@ checkpoint is complete when its manifest is in the mirror, and a resume download
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,8 +41,8 @@ def owns_folder(ranks: Ranks, folder: Path, token: str, *, has_mirror: bool) -> 
     """
     if ranks.is_leader or not (ranks.speaks_for_host and ranks.spans_hosts):
         return ranks.is_leader
-    # Without a mirror, the run ends if this host does not see the lock.
-    is_patient = folder.exists() and not has_mirror
+    # Without a mirror, the run ends if this host does not see the lock in the folder that it has.
+    is_patient = not has_mirror and os.path.exists(folder)
     return not has_lock(folder, token, within_s=_NEWS_S if is_patient else 0.0)
 
 
