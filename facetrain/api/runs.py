@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from pydantic import ValidationError
 
 from facetrain.api.dataset import PathLike
@@ -115,7 +116,11 @@ def resume(
 
 
 def _train(**asked: Any) -> Run:
-    """Train what is asked, and return the run. SIGTERM, which ranks ignore at their end, is then as before."""
+    """Train what is asked, and return the run.
+
+    SIGTERM, which ranks ignore at their end, and torch's generators, which a run seeds, are then as before: a program
+    that draws the settings of its next run would draw the same ones again.
+    """
     from facetrain.run.train import train as train_request
 
     try:
@@ -126,8 +131,10 @@ def _train(**asked: Any) -> Run:
         raise UsageError(f"{name}: {fault['input']!r}: {fault['msg']}") from None
     _require_main_thread()
     folders, before = list[Path](), signal.getsignal(signal.SIGTERM)
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     try:
-        code = train_request(request, on_folder=folders.append)
+        with torch.random.fork_rng(gpus):
+            code = train_request(request, on_folder=folders.append)
         # Known only now: a new run gets a number, and a run in a mirror continues in a folder of this machine.
         return _finished(folders[-1], code)
     finally:

@@ -364,7 +364,8 @@ def _build_model(
         ) from error
     # Names and shapes are compared before the network gets memory.
     require_same_shapes(described, weights, origin)
-    backbone = build_backbone(name, **options)
+    with torch.random.fork_rng([]):  # the initial weights are drawn, and replaced
+        backbone = build_backbone(name, **options)
     load_weights_into(backbone, weights, origin)
     parameters = sum(parameter.numel() for parameter in backbone.parameters())
     origin_program = description.get(ORIGIN_KEY)

@@ -4,6 +4,7 @@ import shutil
 import sys
 
 import pytest
+import torch
 import yaml
 
 import facetrain
@@ -41,7 +42,9 @@ def stopped(finished, tmp_path):
 
 def test_it_continues_from_the_newest_checkpoint_and_ends_as_without_a_stop(finished, stopped):
     values, folder = stopped
+    generator = torch.get_rng_state()
     facetrain.train(values, folder, resume=True)
+    assert torch.equal(torch.get_rng_state(), generator), "the program draws as if there was no run"
     assert metrics(folder) == metrics(finished[1])
     weights = [path / "model.safetensors" for path in (folder, finished[1])]
     assert weights[0].read_bytes() == weights[1].read_bytes()

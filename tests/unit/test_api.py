@@ -203,6 +203,12 @@ def test_an_open_model_keeps_its_place_when_the_current_folder_changes(folder, t
         model.embed(folder / "images")
 
 
+def test_to_open_a_model_and_embed_leaves_the_generator_of_the_program_as_it_was(folder):
+    before = torch.get_rng_state()
+    facetrain.load_model(folder / "m.safetensors", device="cpu").embed(folder / "images")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_sets_are_given_as_text_or_paths_one_or_several(model, tmp_path):
     images = [encoded_image(number, 32) for number in range(40)]
     path = tmp_path / "val.bin"
