@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -124,7 +123,7 @@ def _train(**asked: Any) -> Run:
     from facetrain.run.train import train as train_request
 
     try:
-        request = TrainRequest(command_line=tuple(sys.argv[1:]), **asked)
+        request = TrainRequest(**asked)
     except ValidationError as error:
         fault = error.errors()[-1]  # a config is a text or a dict: the faults of the dict come last
         name = str(fault["loc"][0]).removesuffix("_existing")

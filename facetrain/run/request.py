@@ -68,7 +68,7 @@ class TrainRequest(BaseModel, frozen=True):
     is_part: bool = False
     """Whether the run is a part of another command, which says itself what can be done next."""
     command_line: tuple[str, ...] = ()
-    """Arguments of the program, for the record."""
+    """Arguments of `facetrain`, for the record; empty in a program of the user, whose arguments may be secret."""
 
     @model_validator(mode="after")
     def _require_text(self) -> Self:

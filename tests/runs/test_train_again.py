@@ -9,6 +9,7 @@ import yaml
 
 import facetrain
 from facetrain.errors import ConfigError, NoCheckpointError, UsageError
+from facetrain.run.folder.environment import recorded_environment
 from facetrain.run.folder.lock import RunLock
 from facetrain.run.folder.run_state import Start, read_state, train_recorded
 from tests.support.command import facetrain as facetrain_in_a_process
@@ -48,6 +49,10 @@ def test_it_continues_from_the_newest_checkpoint_and_ends_as_without_a_stop(fini
     assert metrics(folder) == metrics(finished[1])
     weights = [path / "model.safetensors" for path in (folder, finished[1])]
     assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+def test_a_run_in_a_program_records_no_arguments_of_the_program(finished):
+    assert len(sys.argv) > 1 and recorded_environment(finished[1])["command"] == []
 
 
 def test_it_writes_nothing_to_a_run_that_is_finished_and_says_so(finished, capsys):
