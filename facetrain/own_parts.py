@@ -22,8 +22,9 @@ from facetrain.errors import ConfigError
 PLACE_PATTERN = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
 _allowed: set[str] = set()
 _allows_all = False
-_modules: set[str] = set()
-"""Names of the modules of the parts that were loaded."""
+_imports: dict[str, tuple[object, str]] = {}
+"""The modules of the parts that were loaded, by name: the spec of their import, of which a reload makes another one,
+and the SHA-256 of their source file then."""
 
 
 def is_place(name: str) -> bool:
@@ -69,6 +70,11 @@ def load_part(place: str, named_by: str) -> Any:
     """
     require_allowed(place, named_by)
     name, _, attribute = place.partition(":")
+    if name == "__main__":
+        raise ConfigError(
+            f"{named_by}: {place}: no other process can import {name}; write the code into a module, such as "
+            "my_faces.py"
+        )
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())  # last: a file of the folder does not replace an installed module
     try:
@@ -81,9 +87,28 @@ def load_part(place: str, named_by: str) -> Any:
         ) from error
     if not callable(part):
         raise ConfigError(f"{named_by}: {place} is no function or class")
-    # A module may only import a part from another one.
-    _modules.update((name, getattr(part, "__module__", None) or name))
+    for module in _modules_of(part, place):
+        spec = getattr(sys.modules.get(module), "__spec__", None)
+        if module not in _imports or _imports[module][0] is not spec:
+            _imports[module] = spec, _file_digest(module)
     return part
+
+
+def _modules_of(part: Any, place: str) -> tuple[str, str]:
+    """Return the names of the module that defines a part, and of the one that its place names, which may import it."""
+    named = place.partition(":")[0]
+    # Another object, such as a `functools.partial`, has the module of its type.
+    has_own = isinstance(part, type) or inspect.isroutine(part)
+    return (part.__module__ if has_own else None) or named, named
+
+
+def _file_digest(module: str) -> str:
+    """Return the SHA-256 of the file of a module; empty without one."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    try:
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
+    except OSError:
+        return ""
 
 
 def line_of(error: BaseException) -> str:
@@ -91,7 +116,7 @@ def line_of(error: BaseException) -> str:
     places = [
         f"{frame.f_code.co_filename}:{line}"
         for frame, line in traceback.walk_tb(error.__traceback__)
-        if frame.f_globals.get("__name__") in _modules
+        if frame.f_globals.get("__name__") in _imports
     ]
     return places[-1] if places else ""
 
@@ -103,13 +128,27 @@ def describe_result(value: Any) -> str:
 
 
 def source_digest(place: str, named_by: str) -> str:
-    """Return the SHA-256 of the source file that defines a part; it is imported for that. Errors as `load_part`."""
+    """Return the SHA-256 of the source file that defines a part, as this process imported it; empty without one.
+
+    The part is imported for that. Errors as `load_part`.
+    """
     part = load_part(place, named_by)
-    try:
-        source = Path(inspect.getfile(inspect.unwrap(part)))
-        return hashlib.sha256(source.read_bytes()).hexdigest()
-    except (TypeError, OSError):  # compiled code has no source
-        return ""
+    return _imports[_modules_of(part, place)[0]][1]
+
+
+def require_unchanged(place: str, named_by: str) -> None:
+    """Check that the files of a part are as this process imported them: a notebook would run its old code.
+
+    Raises:
+        ConfigError: one has changed; otherwise as `load_part`.
+    """
+    part = load_part(place, named_by)
+    for module in _modules_of(part, place):
+        if _imports[module][1] != _file_digest(module):
+            raise ConfigError(
+                f"{named_by}: {sys.modules[module].__file__} has changed since it was imported; restart the program or "
+                f"the kernel of the notebook, or call importlib.reload({module})"
+            )
 
 
 def name_of(part: Callable[..., Any]) -> str:

@@ -52,6 +52,9 @@ def code_digests(config: Config) -> dict[str, str]:
     """Return the SHA-256 of the source file of each place that a config names, by its key; imports them.
 
     Raises:
-        ConfigError: a place was not allowed, or cannot be imported.
+        ConfigError: a place was not allowed, cannot be imported, or its file has changed since.
     """
-    return {key: own_parts.source_digest(place, key) for key, place in own_places(config).items()}
+    places = own_places(config)
+    for key, place in places.items():
+        own_parts.require_unchanged(place, key)
+    return {key: own_parts.source_digest(place, key) for key, place in places.items()}

@@ -1,6 +1,8 @@
 """Parts of one's own, which a config names by their code: training, resume, and who may run them."""
 
+import importlib
 import json
+import sys
 
 import pytest
 import torch
@@ -174,6 +176,34 @@ def test_only_the_places_that_were_allowed_are_imported(home, monkeypatch):
     for place in ("own_faces.missing:x", "own_faces.parts:SOURCE", "json:nothing"):
         with pytest.raises(ConfigError, match=f"^key: {place}"):
             own_parts.load_part(place, "key")
+
+
+def test_a_file_that_has_changed_since_its_import_is_refused_until_it_is_loaded_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # Python would take it for an edit within a second
+    places = ["edited_margin:f", "names_edited_margin:f"]
+    monkeypatch.setattr(own_parts, "_allowed", set(places))
+    (tmp_path / "edited_margin.py").write_text("def f(cos): return cos - 0.2\n")
+    (tmp_path / "names_edited_margin.py").write_text("from edited_margin import f\n")
+    [before] = {own_parts.source_digest(place, "key") for place in places}
+    for place in places:
+        own_parts.require_unchanged(place, "key")
+    (tmp_path / "edited_margin.py").write_text("def f(cos): return cos - 0.3\n")
+    for place in places:
+        message = r"^key: .*/edited_margin\.py has changed since it was imported; .*reload\(edited_margin\)"
+        with pytest.raises(ConfigError, match=message):
+            own_parts.require_unchanged(place, "key")
+        assert own_parts.source_digest(place, "key") == before, "of the code that runs"
+    importlib.reload(sys.modules["edited_margin"])
+    own_parts.require_unchanged(places[0], "key")
+    assert own_parts.source_digest(places[0], "key") != before
+
+
+def test_a_part_in_the_main_program_is_refused(monkeypatch):
+    monkeypatch.setattr(own_parts, "_allowed", {"__main__:main"})
+    with pytest.raises(ConfigError, match="^key: __main__:main: .*my_faces"):
+        own_parts.load_part("__main__:main", "key")
 
 
 def test_an_error_in_a_part_names_its_file_and_line(home, monkeypatch, capsys):
