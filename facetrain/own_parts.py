@@ -25,6 +25,8 @@ _allows_all = False
 _imports: dict[str, tuple[object, str]] = {}
 """The modules of the parts that were loaded, by name: the spec of their import, of which a reload makes another one,
 and the SHA-256 of their source file then."""
+_digests: dict[str, str] = {}
+"""SHA-256 of the source file that defines a part, as it was imported, by the place of the part."""
 
 
 def is_place(name: str) -> bool:
@@ -87,10 +89,12 @@ def load_part(place: str, named_by: str) -> Any:
         ) from error
     if not callable(part):
         raise ConfigError(f"{named_by}: {place} is no function or class")
-    for module in _modules_of(part, place):
+    modules = _modules_of(part, place)
+    for module in modules:
         spec = getattr(sys.modules.get(module), "__spec__", None)
         if module not in _imports or _imports[module][0] is not spec:
             _imports[module] = spec, _file_digest(module)
+    _digests[place] = _imports[modules[0]][1]
     return part
 
 
@@ -127,13 +131,9 @@ def describe_result(value: Any) -> str:
     return name if shape is None else f"a {name.lower()} of shape {tuple(shape)} and {value.dtype}"
 
 
-def source_digest(place: str, named_by: str) -> str:
-    """Return the SHA-256 of the source file that defines a part, as this process imported it; empty without one.
-
-    The part is imported for that. Errors as `load_part`.
-    """
-    part = load_part(place, named_by)
-    return _imports[_modules_of(part, place)[0]][1]
+def source_digest(place: str) -> str:
+    """Return the SHA-256 of the source file of a part that this process has loaded; empty for others."""
+    return _digests.get(place, "")
 
 
 def require_unchanged(place: str, named_by: str) -> None:

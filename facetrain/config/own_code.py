@@ -57,4 +57,4 @@ def code_digests(config: Config) -> dict[str, str]:
     places = own_places(config)
     for key, place in places.items():
         own_parts.require_unchanged(place, key)
-    return {key: own_parts.source_digest(place, key) for key, place in places.items()}
+    return {key: own_parts.source_digest(place) for key, place in places.items()}

@@ -29,7 +29,13 @@ from facetrain.head.head_group import Head, HeadPart, head_parts
 from facetrain.models.known_identities import IDENTITIES, CenterChoice, Names, choose_centers
 from facetrain.models.layer_graph import LayerGraph
 from facetrain.models.match_weights import calibrate_norms, match_weights
-from facetrain.models.model_file import GRAPH_SUFFIXES, identify_backbone, open_checkpoint, read_model
+from facetrain.models.model_file import (
+    GRAPH_SUFFIXES,
+    identify_backbone,
+    open_checkpoint,
+    read_model,
+    warn_of_other_code,
+)
 from facetrain.models.mxnet_network import open_mxnet
 from facetrain.models.onnx_layers import read_onnx_layers
 from facetrain.models.preprocessing import require_trainable_input
@@ -83,6 +89,7 @@ def initialize_backbone(
     if path.is_dir() or path.suffix not in GRAPH_SUFFIXES:
         weights, description, origin = read_model(path)
         require_trainable_input(description, origin)
+        warn_of_other_code(description, origin)
         if isinstance(backbone, TimmNetwork):
             if not description:
                 weights = _of_timm(backbone, weights, path)

@@ -4,7 +4,8 @@ The description is JSON under the metadata key `facetrain` of a .safetensors fil
 
     {"backbone": {"name": "r50", "embedding_size": 512, "image_size": 112},
      "preprocessing": {"channels": "RGB", "mean": 127.5, "scale": 127.5, "layout": "NCHW"},
-     "config": {…}, "step": 2000}                         the settings and the last step of the run, in files of a run
+     "config": {…}, "step": 2000,                         the settings and the last step of the run, in files of a run
+     "code": "9f86…"}                                     SHA-256 of the source file of a network of one's own
 """
 
 # B images   H, W height and width   D embedding size
@@ -72,6 +73,8 @@ CONFIG_KEY = "config"
 """Key of the description: the config of the run."""
 STEP_KEY = "step"
 """Key of the description: number of training steps of the weights in a file of a run."""
+CODE_KEY = "code"
+"""Key of the description: SHA-256 of the source file of a network of one's own (MODULE:NAME), as it was trained."""
 THRESHOLDS_KEY = "thresholds"
 """Key of the description: what `facetrain calibrate` measured on the embeddings of this file."""
 _MODEL_SUFFIXES = ("-symbol.json", ".ckpt", ".onnx", ".pt", ".pth", ".safetensors")
@@ -364,6 +367,7 @@ def _build_model(
         ) from error
     # Names and shapes are compared before the network gets memory.
     require_same_shapes(described, weights, origin)
+    warn_of_other_code(description, origin)
     with torch.random.fork_rng([]):  # the initial weights are drawn, and replaced
         backbone = build_backbone(name, **options)
     load_weights_into(backbone, weights, origin)
@@ -377,6 +381,20 @@ def _build_model(
         f"{name}, {parameters:,} parameters" + (f" ({origin_program})" if origin_program else ""),
         description,
     )
+
+
+def warn_of_other_code(description: dict[str, Any], origin: str) -> None:
+    """Warn if a network of one's own was trained with another source than this process has imported.
+
+    Its weights may fit all the same, and give other embeddings.
+    """
+    name, trained = str(description.get("backbone", {}).get("name")), description.get(CODE_KEY)
+    imported = own_parts.source_digest(name)
+    if trained and imported and imported != trained:
+        warn(
+            f"{origin}: was trained with another version of the file that defines {name}; if the network has changed, "
+            "restore that file"
+        )
 
 
 def _check_options(options: dict[str, Any], num_weights: int) -> None:

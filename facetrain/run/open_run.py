@@ -150,7 +150,7 @@ def _checkpointing(parts: Parts, outputs: RunOutputs, loader: StagedLoader) -> C
         steps_in_use=lambda: uploads.steps_in_use if uploads else set(),
     )
     meta = {
-        "model": model_metadata(config, parts.folder),
+        "model": model_metadata(parts),
         "config": dump_config(config),
         # For the warning of a resume with another number of ranks.
         "schedule": {"global_batch_size": parts.schedule.global_batch_size},

@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from facetrain.backbone.low_rank import merge_adapters
-from facetrain.config.schema import Config
 from facetrain.data.dataset_card import read_copied_cards
 from facetrain.data.loading.staged_loader import StagedLoader
 from facetrain.errors import DivergedError
 from facetrain.files import error_reason, write_atomically
-from facetrain.models.model_file import MODEL_FILE, STEP_KEY, save_model
+from facetrain.models.model_file import CODE_KEY, MODEL_FILE, STEP_KEY, save_model
 from facetrain.run.build import Parts
 from facetrain.run.folder.run_files import CARDS_FILE, DIVERGED_FILE, SKIPPED_FILE
 from facetrain.run.parts.backbone import describe_model
@@ -24,9 +22,11 @@ from facetrain.run.summary import Ending, end_key, print_lines, summarize
 from facetrain.telemetry.log import warn
 
 
-def model_metadata(config: Config, folder: Path) -> dict[str, Any]:
-    """Return the metadata of a model file: network, config, and the cards in the run folder."""
-    return describe_model(config) | {"datasets": read_copied_cards(folder / CARDS_FILE)}
+def model_metadata(parts: Parts) -> dict[str, Any]:
+    """Return the metadata of a model file: network and its code, config, and the cards in the run folder."""
+    code = parts.plan.inputs["code"].get("model.backbone")
+    described = describe_model(parts.config) | {"datasets": read_copied_cards(parts.folder / CARDS_FILE)}
+    return described | ({CODE_KEY: code} if code else {})
 
 
 def write_skipped_images(parts: Parts, loader: StagedLoader) -> list[str]:
@@ -53,7 +53,7 @@ def write_results(parts: Parts, weights: dict[str, Tensor], skipped: list[str], 
 
     `has_learned` is false if the check of the first steps has found that the run does not learn.
     """
-    path, metadata = parts.folder / MODEL_FILE, model_metadata(parts.config, parts.folder)
+    path, metadata = parts.folder / MODEL_FILE, model_metadata(parts)
     # Adapters are added to the weights, so that the file opens as any other of this network.
     save_model(path, merge_adapters(weights, str(path)), metadata | {STEP_KEY: parts.state.step})
     ending = Ending(

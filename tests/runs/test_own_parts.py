@@ -8,12 +8,16 @@ import pytest
 import torch
 
 from facetrain import own_parts
+from facetrain.backbone.zoo import build_backbone
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.cli.app import _exit_with_error
 from facetrain.counter_rng import uniform
 from facetrain.errors import ConfigError
+from facetrain.models.initialize_from import initialize_backbone
+from facetrain.models.model_file import open_model
 from facetrain.telemetry.jsonl import read_jsonl
 from tests.support.command import facetrain
+from tests.support.models import write_model
 
 SOURCE = """
 import json
@@ -122,8 +126,12 @@ def test_own_parts_train_resume_bit_for_bit_and_run_for_others_only_if_they_are_
             "export", home / "run", "--format", "onnx", "--output", home / "m.onnx", "--allow-code", cwd=home
         )
     )
-    # A changed source is another run.
+    # A changed source is another run, and perhaps another network.
     (home / "own_faces" / "parts.py").write_text(SOURCE.replace("+ m)", "+ 2 * m)"))
+    evaluate = ["eval", home / "run", "--target", "val", "--allow-code", "--bootstrap", 0]
+    assert "another version of the file that defines own_faces.parts:Net" in checked(
+        facetrain(*evaluate, cwd=home)
+    )
     resume = ["resume", home / "run", "--checkpoint", 4, "--allow-code"]
     assert "head.margin.type: " in checked(facetrain(*resume, cwd=home), 2)
 
@@ -186,18 +194,44 @@ def test_a_file_that_has_changed_since_its_import_is_refused_until_it_is_loaded_
     monkeypatch.setattr(own_parts, "_allowed", set(places))
     (tmp_path / "edited_margin.py").write_text("def f(cos): return cos - 0.2\n")
     (tmp_path / "names_edited_margin.py").write_text("from edited_margin import f\n")
-    [before] = {own_parts.source_digest(place, "key") for place in places}
     for place in places:
         own_parts.require_unchanged(place, "key")
+    [before] = {own_parts.source_digest(place) for place in places}
     (tmp_path / "edited_margin.py").write_text("def f(cos): return cos - 0.3\n")
     for place in places:
         message = r"^key: .*/edited_margin\.py has changed since it was imported; .*reload\(edited_margin\)"
         with pytest.raises(ConfigError, match=message):
             own_parts.require_unchanged(place, "key")
-        assert own_parts.source_digest(place, "key") == before, "of the code that runs"
+        assert own_parts.source_digest(place) == before, "of the code that runs"
     importlib.reload(sys.modules["edited_margin"])
     own_parts.require_unchanged(places[0], "key")
-    assert own_parts.source_digest(places[0], "key") != before
+    assert own_parts.source_digest(places[0]) != before
+
+
+@pytest.mark.parametrize(("trained", "warned"), [("the same", False), ("0" * 64, True), ("", False)])
+def test_weights_of_another_version_of_a_network_give_a_warning(
+    tmp_path, monkeypatch, capsys, trained, warned
+):
+    monkeypatch.syspath_prepend(tmp_path)
+    place = "trained_net:Net"
+    monkeypatch.setattr(own_parts, "_allowed", {place})
+    (tmp_path / "trained_net.py").write_text(
+        "import torch\n\n\n"
+        "class Net(torch.nn.Linear):\n"
+        "    def __init__(self, embedding_size, image_size):\n"
+        "        super().__init__(image_size, embedding_size)\n"
+    )
+    options = {"embedding_size": 8, "image_size": 16}
+    network = build_backbone(place, **options)
+    code = own_parts.source_digest(place) if trained == "the same" else trained
+    path = tmp_path / "model.safetensors"
+    write_model(path, place, options, network=network, **({"code": code} if code else {}))
+    for use in (
+        lambda: open_model(path, torch.device("cpu")),
+        lambda: initialize_backbone(network, path, None),
+    ):
+        use()
+        assert (f"warning: {path}: was trained with another version" in capsys.readouterr().err) == warned
 
 
 def test_a_part_in_the_main_program_is_refused(monkeypatch):
