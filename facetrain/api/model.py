@@ -323,6 +323,7 @@ def evaluate(
     bootstrap: int = 1000,
     seed: int = 0,
     flip: bool = True,
+    allow_code: bool = False,
 ) -> dict[str, dict[str, Any]]:
     """Evaluate a model by the published protocols; return the metrics of each set by its name.
 
@@ -342,8 +343,10 @@ def evaluate(
         bootstrap: bootstrap draws of subjects for the 95 % intervals under `intervals`; 0 computes none.
         seed: seed of the draws.
         flip: add the embedding of the mirror image. Sets of pairs are scored with and without it.
+        allow_code: whether the code of a network that a file names may run, see `load_model`.
 
     Raises:
+        ConfigError: a file names code, and `allow_code` is false.
         ModelError: the model cannot be opened, or an embedding is not finite.
         DataError: a set cannot be read.
         UsageError: there is no such device, or a number is too small.
@@ -359,6 +362,7 @@ def evaluate(
         gallery_model=None if gallery_model is None else local_path(gallery_model),
         options=EvaluationOptions(bootstrap=bootstrap, seed=seed, flip=flip),
         inference=Inference(model.device.type if isinstance(model, Model) else device, batch_size),
+        allow_code=allow_code,
     )
     results: dict[str, dict[str, Any]] = evaluation.as_json()["sets"]
     return results

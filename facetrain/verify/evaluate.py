@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -47,6 +48,7 @@ def evaluate(
     options: EvaluationOptions | None = None,
     inference: Inference | None = None,
     progress: ProgressCallback | None = None,
+    allow_code: bool = False,
 ) -> ModelResults:
     """Evaluate a model on every set, and compare it with the model `against` if that is given.
 
@@ -65,8 +67,10 @@ def evaluate(
         options: options of the protocols.
         inference: device, batch size and precision.
         progress: called on the leader with its embedded images of a set and their total.
+        allow_code: whether the networks may be code that their files name (MODULE:NAME).
 
     Raises:
+        ConfigError: a file names code that may not run.
         ModelError: a model cannot be opened, an embedding is not finite, or the gallery model has another embedding
             size.
         PairsError: a set cannot be read.
@@ -77,10 +81,13 @@ def evaluate(
     options, inference = options or EvaluationOptions(), inference or Inference()
     with join(inference.device) as world:
         # All inputs are opened before the first set is evaluated: a wrong path is reported at once.
-        opened = open_model(model, world.device) if isinstance(model, Path) else model
+        open_one = partial(open_model, device=world.device, allow_code=allow_code)
+        opened = open_one(model) if isinstance(model, Path) else model
         scores = against if against is not None and is_score_file(against) else None
-        other = open_model(against, world.device) if against is not None and scores is None else None
-        gallery = None if gallery_model is None else _open_gallery(gallery_model, opened, world.device)
+        other = open_one(against) if against is not None and scores is None else None
+        gallery = None if gallery_model is None else open_one(gallery_model)
+        if gallery is not None:
+            _require_same_size(str(gallery_model), gallery, opened, world.device)
         sets = {target.name: target for target in open_sets(targets, data_dir)}
         tables = _read_tables(sets, slices)
         if world.is_leader:
@@ -140,20 +147,20 @@ def evaluate_scores(
     return evaluation.compared_with(str(against), {name: scores_result(other, {}, options)})
 
 
-def _open_gallery(path: Path, probe: EmbeddingModel, device: torch.device) -> EmbeddingModel:
-    """Open the model of the galleries, whose embeddings are compared with those of the model `probe`.
+def _require_same_size(
+    path: str, gallery: EmbeddingModel, probe: EmbeddingModel, device: torch.device
+) -> None:
+    """Check that the embeddings of the model of the galleries, at `path`, have the size of those of the model `probe`.
 
     Raises:
-        ModelError: it cannot be opened, or its embeddings have another size.
+        ModelError: they have another size.
     """
-    gallery = open_model(path, device)
     entry_size, probe_size = (_embedding_size(each, device) for each in (gallery, probe))
     if entry_size != probe_size:
         raise ModelError(
             f"{path}: has embeddings of size {entry_size}, and the evaluated model of size {probe_size}; they cannot "
             "be compared"
         )
-    return gallery
 
 
 def _warn_of_doubtful_sets(sets: dict[str, AnySet], opened: EmbeddingModel) -> None:

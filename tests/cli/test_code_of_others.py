@@ -67,3 +67,11 @@ def test_load_model_runs_code_only_if_it_is_allowed(home):
     with pytest.raises(ConfigError, match=PLACE):  # the module has no Net
         facetrain.load_model(home / THEIRS, allow_code=True)
     assert (home / "imported").exists()
+
+
+@pytest.mark.parametrize("models", [{"model": THEIRS}, {"model": OURS, "gallery_model": THEIRS}])
+def test_evaluate_runs_code_only_if_it_is_allowed(home, models):
+    with pytest.raises(ConfigError, match=f"theirs.safetensors.*{PLACE}.*allow_code=True"):
+        facetrain.evaluate(**models, sets="photos")
+    with pytest.raises(ConfigError, match=f"{PLACE} cannot be imported"):  # the module has no Net
+        facetrain.evaluate(**models, sets="photos", allow_code=True)
