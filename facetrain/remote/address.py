@@ -34,9 +34,9 @@ def without_secrets(text: str) -> str:
     return _IN_TEXT.sub(lambda found: _public_part(found[0]), text)
 
 
-def public(url: str) -> str:
-    """Return an address for messages: without secrets and without control characters."""
-    return printable(without_secrets(url))
+def public(text: str) -> str:
+    """Return an address or a text with addresses for messages: without secrets and without control characters."""
+    return printable(without_secrets(text))
 
 
 def has_secrets(url: str) -> bool:

@@ -12,7 +12,8 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from facetrain.errors import RunError
-from facetrain.files import error_reason, printable, sync_file
+from facetrain.files import error_reason, sync_file
+from facetrain.remote.address import public
 
 logger = logging.getLogger("facetrain")
 # Without a handler, logging itself prints warnings to standard error, where `warn` prints them already.
@@ -20,11 +21,14 @@ logger.addHandler(logging.NullHandler())
 
 
 class _PrintableFormatter(logging.Formatter):
-    """Formatter that escapes control characters: a name with a line break cannot forge a line."""
+    """Formatter that escapes control characters: a name with a line break cannot forge a line.
+
+    Passwords in addresses are left out: an exception of a library may have them.
+    """
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """Return the line of a record, without a traceback."""
-        return printable(super().formatMessage(record))
+        return public(super().formatMessage(record))
 
 
 class LogFile(logging.FileHandler):
@@ -92,8 +96,9 @@ def was_replaced(descriptor: int, path: Path | str) -> bool:
 
 def warn(message: str) -> None:
     """Write a warning to the log and, because the log may be on a full disk, to standard error."""
+    message = public(message)
     logger.warning(message)
-    print(f"warning: {printable(message)}", file=sys.stderr, flush=True)
+    print(f"warning: {message}", file=sys.stderr, flush=True)
 
 
 def log_to(path: Path, rank: int) -> LogFile:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from facetrain.files import error_reason, printable, read_regular_text, write_atomically
+from facetrain.files import error_reason, read_regular_text, write_atomically
+from facetrain.remote.address import public
 from facetrain.run.folder.lock import is_locked
 
 _FILE = "state.json"
@@ -97,7 +98,7 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, SystemExit) and error.code in {128 + number for number in signal.Signals}:
         return f"ended by {signal.Signals(int(error.code) - 128).name}"
     # A path in it may have bytes that are not UTF-8, which JSON cannot hold.
-    return printable(error_reason(error))
+    return public(error_reason(error))
 
 
 def _write(folder: Path, state: RunState) -> None:

@@ -71,6 +71,7 @@ def test_a_saved_step_counts_that_a_killed_run_has_not_reported(tmp_path):
         (KeyboardInterrupt(), "failed", "ended by SIGINT"),
         (SystemExit(143), "failed", "ended by SIGTERM"),
         (SystemExit(255), "failed", "255"),
+        (DivergedError("https://ann:hunter2@host/x?sig=hunter3", {}), "failed", "https://host/x"),
     ],
 )
 def test_the_list_has_state_step_loss_and_best_accuracy(tmp_path, outcome, state, reason):

@@ -10,6 +10,7 @@ import pytest
 
 from facetrain.errors import ConfigError
 from facetrain.settings import OwnPart
+from facetrain.telemetry.log import log_to, logger, stop_logging
 from facetrain.telemetry.sink import LoggedRun, Sinks
 from tests.support.command import environment
 from tests.support.events import read_events
@@ -116,6 +117,21 @@ def test_a_sink_that_was_given_up_is_closed_with_the_others(tmp_path, monkeypatc
     assert FailingSink.closed == 0
     sinks.close()
     assert FailingSink.closed == 1 and capfd.readouterr().err.count("own:Sink failed") == 1
+
+
+class RefusedSink(OwnSink):
+    def write(self, step, values):
+        raise RuntimeError("401 Unauthorized: https://ann:hunter2@host/log?token=hunter3")
+
+
+def test_a_password_in_the_error_of_a_sink_is_neither_shown_nor_logged(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr("facetrain.telemetry.sink.load_part", lambda place, key: RefusedSink)
+    log = log_to(tmp_path / "log.txt", 0)
+    Sinks([OwnPart(type="own:Sink")], logged(tmp_path)).write(1, {"loss": 1.0})
+    logger.error("%s", "https://ann:hunter2@host/log?token=hunter3")
+    stop_logging(log)
+    text = capfd.readouterr().err + (tmp_path / "log.txt").read_text()
+    assert text.count("https://host/log") == 3 and "hunter" not in text
 
 
 CONTINUED = """
