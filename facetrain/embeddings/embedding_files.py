@@ -22,6 +22,7 @@ from facetrain.embeddings.embedding_parquet import open_parquet, write_parquet
 from facetrain.embeddings.streamed_rows import Columns
 from facetrain.errors import DataError
 from facetrain.files import error_reason, new_file
+from facetrain.telemetry.log import warn
 
 SUFFIXES = (".npz", ".parquet")
 BLOCK_BYTES = 1 << 24
@@ -115,6 +116,15 @@ class Embeddings:
         step = max(BLOCK_BYTES // (4 * self.size), 1)
         for start in range(0, self.count, step):
             yield start, self.rows(start, start + step)
+
+
+def warn_of_unknown_model(embeddings: Embeddings) -> None:
+    """Warn if nothing says of which model embeddings are: cosines of embeddings of two models mean nothing."""
+    if embeddings.model is None:
+        warn(
+            f"{embeddings.path}: has no fingerprint of its model (array `model`); that both files are of one model is "
+            "not checked"
+        )
 
 
 def open_embeddings(path: Path) -> Embeddings:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.embeddings.embedding_files import Embeddings, Rows
+from facetrain.embeddings.embedding_files import Embeddings, Rows, warn_of_unknown_model
 from facetrain.embeddings.embedding_npz import NpzArray
 from facetrain.embeddings.model_fingerprint import is_same_model
 from facetrain.embeddings.normalization import l2_normalize
@@ -61,6 +61,7 @@ class EmbeddingMap:
         Raises:
             DataError: the gallery is of another model than the old one.
         """
+        warn_of_unknown_model(embeddings)
         if embeddings.size != len(self.weight) or not is_same_model(embeddings.model, self.old):
             raise DataError(
                 f"{embeddings.path}: is not of the old model of {self.path}; give the map of its model, or none"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from facetrain.embeddings.embedding_files import Embeddings
+from facetrain.embeddings.embedding_files import Embeddings, warn_of_unknown_model
 from facetrain.embeddings.model_fingerprint import is_same_model
 from facetrain.errors import DataError
 from facetrain.plural import count_text
@@ -111,7 +111,11 @@ def _require_comparable(probes: Embeddings, gallery: Embeddings, other_model: bo
             f"{gallery.path} has embeddings of size {gallery.size}, {probes.path} of size {probes.size}; embed both "
             "with one model"
         )
-    if not other_model and not is_same_model(gallery.model, probes.model):
+    if other_model:
+        return
+    warn_of_unknown_model(gallery)
+    warn_of_unknown_model(probes)
+    if not is_same_model(gallery.model, probes.model):
         raise DataError(
             f"{gallery.path} has embeddings of another model than {probes.path}, whose cosines mean nothing; embed "
             "both with one model, or give --other-model for models that were trained to fit together"

@@ -25,7 +25,7 @@ SIZE = 24
 
 def stored(rows, path="gallery.npz"):
     names = [f"{row}.jpg" for row in range(len(rows))]
-    return Embeddings(np.asarray(rows), names, np.arange(len(rows)), Path(path))
+    return Embeddings(np.asarray(rows), names, np.arange(len(rows)), Path(path), model=np.eye(SIZE)[0])
 
 
 def reference(probe, gallery, count):
@@ -131,6 +131,15 @@ def test_a_threshold_of_1_lists_the_entries_that_equal_the_probe():
     assert (found.cosine_QK[:, 0] < 1).any(), "rounded to a number below 1"
     results = _name_results(found, faces, faces, 1.0)
     assert [[entry["row"] for entry in one["found"]] for one in results] == [[n] for n in range(50)]
+
+
+def test_a_file_that_does_not_say_its_model_is_named(caplog):
+    known = stored(np.eye(SIZE))
+    unknown = replace(known, path=Path("edited.npz"), model=None)
+    for probes, gallery in ((known, known), (unknown, known), (known, unknown)):
+        search_gallery(probes, gallery, 1)
+    search_gallery(known, unknown, 1, other_model=True)
+    assert [message.partition(" fingerprint")[0] for message in caplog.messages] == ["edited.npz: has no"] * 2
 
 
 @pytest.mark.slow
