@@ -28,7 +28,8 @@ def test_transformed_datasets_report_their_size(data, tmp_path):
     assert [one["identities"] for one in two] == [15, 5]
     one = json.loads(run("merge", two[0]["folder"], two[1]["folder"], "--output", tmp_path / "one", "--json"))
     assert one == {"folder": str(tmp_path / "one"), "identities": 20, "images": 40, "skipped": [],
-                   "empty_identities": 0, "is_reordered": False, "without_landmarks": []}  # fmt: skip
+                   "empty_identities": 0, "is_reordered": False, "without_landmarks": [],
+                   "mixture_settings": []}  # fmt: skip
     images = run("convert", tmp_path / "one", "--to", "folder", "--output", tmp_path / "images")
     assert "40 images of 20 identities" in images and open_dataset(tmp_path / "images").num_images == 40
 
@@ -82,6 +83,25 @@ def test_convert_says_that_it_renumbers_labels_with_gaps(data, tmp_path):
     facts = json.loads(run("convert", gaps, "--to", "recordio", "--output", tmp_path / "b", "--json"))
     assert facts["empty_identities"] == 4
     assert len(run("convert", data, "--to", "webdataset", "--output", tmp_path / "c").splitlines()) == 1
+
+
+def test_the_settings_of_a_mixture_that_no_copy_can_have_are_named(data, tmp_path):
+    mixture = tmp_path / "mixture.yaml"
+    left_out = "  settings of the mixture, left out: {}; to keep them"
+    for text, keys in (
+        ("datasets: [{path: data, weight: 2}]", "weight"),
+        ("heads: separate\ndatasets: [{path: data, margin: {m2: 0.3}, loss_weight: 0.5}]",
+         "heads, margin, loss_weight"),
+        ("datasets: [{path: data}]", ""),
+    ):  # fmt: skip
+        mixture.write_text(text)
+        for number, command in enumerate(
+            (["merge", mixture, data], ["split", mixture], ["convert", mixture])
+        ):
+            output = tmp_path / f"{number}{len(keys)}"
+            options = ["--to", "recordio"] if command[0] == "convert" else []
+            text = run(*command, *options, "--output", output)
+            assert (left_out.format(keys) in text) if keys else ("mixture, left out" not in text), text
 
 
 def test_a_check_of_a_damaged_dataset_exits_with_2_and_can_repair_it(data, tmp_path):

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
 from facetrain.data.beside_dataset import LANDMARKS_FILE
-from facetrain.data.dataset import identity_name, image_landmarks, original_name
+from facetrain.data.dataset import FaceDataset, identity_name, image_landmarks, original_name
 from facetrain.data.dataset_card import ImageDigest, carry_cards
 from facetrain.data.formats.image_writers import LabeledImage, write_parquet, write_webdataset
 from facetrain.data.formats.landmark_file import write_landmarks
@@ -19,6 +20,7 @@ from facetrain.data.formats.record_names import write_name_tables
 from facetrain.data.formats.recordio import write_identities
 from facetrain.data.images.header import encoded_image_size
 from facetrain.data.label_problems import count_images
+from facetrain.data.mixture import MixtureDataset
 from facetrain.data.skipped_files import SkippedFile, skipped_table
 from facetrain.data.tools.file_names import FileNames, folders_are_reordered
 from facetrain.data.tools.parallel import map_in_order, report_progress
@@ -87,6 +89,8 @@ class WrittenDataset:
     """Whether a reader numbers the identities in another order, which is that of their folders."""
     without_landmarks: list[str] = field(default_factory=list)
     """Inputs without landmarks; the output then has none."""
+    mixture_settings: list[str] = field(default_factory=list)
+    """Keys of a mixture that say how its datasets are trained on, and that the output cannot have."""
 
 
 def write_dataset(
@@ -150,7 +154,23 @@ def write_dataset(
         is_reordered=not chosen.keeps_order and folders_are_reordered(source, selection.identities),
         empty_identities=source.num_classes - len(count_images(source)[0]),
         without_landmarks=list(selection.without_landmarks),
+        mixture_settings=_mixture_settings(source),
     )
+
+
+def _mixture_settings(source: FaceDataset) -> list[str]:
+    """Return the keys of mixtures in a dataset that say how their datasets are trained on."""
+    if not isinstance(source, MixtureDataset):
+        return []
+    heads = source.heads or ()
+    has = {
+        "weight": any(weight != 1 for weight in source.weights),
+        "heads": source.heads is not None,
+        "margin": any(head.margin for head in heads),
+        "loss_weight": any(head.loss_weight != 1 for head in heads),
+    }
+    inner = chain.from_iterable(map(_mixture_settings, source.datasets))
+    return list(dict.fromkeys([*(key for key, is_given in has.items() if is_given), *inner]))
 
 
 def write_parts(

@@ -46,6 +46,27 @@ def test_landmarks_are_merged_if_all_datasets_have_them(data, tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("mixture", "settings"),
+    [
+        ("datasets: [{path: data}]", []),
+        ("datasets: [{path: data, weight: 2}]", ["weight"]),
+        (
+            "{heads: separate, datasets: [{path: data, margin: {m2: 0.3}, loss_weight: 0.5}]}",
+            ["heads", "margin", "loss_weight"],
+        ),
+    ],
+)
+def test_the_settings_of_a_mixture_that_a_copy_cannot_have_are_listed(data, tmp_path, mixture, settings):
+    (tmp_path / "mixture.yaml").write_text(mixture)
+    written = [
+        convert(tmp_path / "mixture.yaml", tmp_path / "copy", "recordio"),
+        merge([tmp_path / "mixture.yaml", data], tmp_path / "merged"),
+        *split(tmp_path / "mixture.yaml", tmp_path / "parts", validation=0.25),
+    ]
+    assert [one.mixture_settings for one in written] == [settings] * 4
+
+
 def test_a_split_puts_each_identity_into_exactly_one_dataset(data, tmp_path):
     train, validation = split(data, tmp_path / "out", validation=0.25, seed=3)
     assert (train.identities, validation.identities) == (3, 1)
