@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import glob
 import json
 import os
 import secrets
@@ -192,6 +193,12 @@ def scratch_path(output: Path) -> Path:
     others can guess could be a link to another file.
     """
     return output.with_name(f".{output.name.removeprefix('.')}.{secrets.token_hex(8)}.tmp")
+
+
+def unfinished(output: Path) -> list[Path]:
+    """Return the hidden paths beside an output where commands write it, or were killed while they did."""
+    name = glob.escape(output.name.removeprefix("."))
+    return sorted(output.parent.glob(f".{name}.{'[0-9a-f]' * 16}.tmp"))
 
 
 @contextmanager

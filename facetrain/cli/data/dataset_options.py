@@ -17,7 +17,9 @@ from facetrain.cli.outputs import echo_line
 from facetrain.cli.progress_bar import progress_bar
 from facetrain.data.images.header import MAX_PIXELS
 from facetrain.errors import UsageError
+from facetrain.files import unfinished
 from facetrain.plural import count_text, images_text
+from facetrain.telemetry.log import warn
 
 if TYPE_CHECKING:
     from facetrain.data.tools.landmark_finder import LandmarkFinder
@@ -34,7 +36,18 @@ Dataset = Annotated[
         help="Dataset: a folder with train.rec, a folder per identity, shards, or a mixture's YAML.",
     ),
 ]
-Output = Annotated[Path, typer.Option(help="Folder to write the dataset to; it must not exist.")]
+
+
+def _warn_of_unfinished(output: Path) -> Path:
+    for path in unfinished(output):
+        warn(f"{path}: unfinished output of a command that was killed or still runs; remove it if none runs")
+    return output
+
+
+Output = Annotated[
+    Path,
+    typer.Option(callback=_warn_of_unfinished, help="Folder to write the dataset to; it must not exist."),
+]
 # At most the largest square image that facetrain decodes.
 IMAGE_SIZE = typer.Option(min=16, max=math.isqrt(MAX_PIXELS), help="Width and height of images, in pixels.")
 SEED = typer.Option(min=0, help="Seed of the random selection or order.")
