@@ -105,10 +105,10 @@ class Settings(BaseModel):
 
 def _require_no_truth_value(value: Any, annotation: Any) -> None:
     """Check that a value, also one in a list or a mapping, is a number where the annotation has one."""
-    alternatives = _alternatives(annotation)
-    if isinstance(value, bool) and {int, float} & {*alternatives} and bool not in alternatives:
+    kinds = alternatives(annotation)
+    if isinstance(value, bool) and {int, float} & {*kinds} and bool not in kinds:
         raise ValueError(f"{str(value).lower()} is a truth value, and the key takes a number")
-    for each in alternatives:
+    for each in kinds:
         origin, arguments = get_origin(each), get_args(each)
         if origin in (tuple, list) and isinstance(value, list | tuple):
             for item in value:
@@ -118,12 +118,12 @@ def _require_no_truth_value(value: Any, annotation: Any) -> None:
                 _require_no_truth_value(item, arguments[1])
 
 
-def _alternatives(annotation: Any) -> list[Any]:
+def alternatives(annotation: Any) -> list[Any]:
     """Return the types of an annotation: one, or those of a union."""
     if get_origin(annotation) is Annotated:
-        return _alternatives(get_args(annotation)[0])
+        return alternatives(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
-        return [each for argument in get_args(annotation) for each in _alternatives(argument)]
+        return [each for argument in get_args(annotation) for each in alternatives(argument)]
     return [annotation]
 
 

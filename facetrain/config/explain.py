@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 
 from facetrain.config.schema import Config
 from facetrain.files import printable
+from facetrain.settings import alternatives
 
 _MAX_VALUE = 60
 """Characters of an invalid value that a message shows."""
@@ -41,6 +42,20 @@ def section_of(field: FieldInfo) -> type[BaseModel] | None:
     """Return the settings that a key has as its value, or in a list; None if it is not a section."""
     kinds = (field.annotation, *get_args(field.annotation))
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+
+
+def takes_text(key: str) -> bool:
+    """Return whether the value of a dotted key is a text, and no number."""
+    section: type[BaseModel] | None = Config
+    kinds = list[Any]()
+    for part in key.split("."):
+        fields = (
+            {field.alias or name: field for name, field in section.model_fields.items()} if section else {}
+        )
+        if part not in fields:
+            return False
+        section, kinds = section_of(fields[part]), alternatives(fields[part].annotation)
+    return str in kinds and not {bool, int, float} & {*kinds}
 
 
 def _explain_fault(fault: Any, values: Any) -> str:

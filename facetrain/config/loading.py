@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from facetrain.config.explain import explain
+from facetrain.config.explain import explain, takes_text
 from facetrain.config.presets import find_config, presets
 from facetrain.config.schema import RECIPES, Config
 from facetrain.errors import ConfigError
@@ -250,7 +250,10 @@ def _parse_override(override: str) -> dict[str, Any]:
     key, equals, text = override.partition("=")
     if not equals or not all(part.isidentifier() for part in key.strip().split(".")):
         raise ConfigError(f"--set {override}: use the form KEY=VALUE, for example --set optim.lr=0.2")
-    return _nested(key.strip(), _parse(text, f"--set {key}"))
+    value = _parse(text, f"--set {key}")
+    if takes_text(key.strip()) and value is not None and not isinstance(value, str | list | dict):
+        value = text.strip()  # a commit such as 12e4567, or a date
+    return _nested(key.strip(), value)
 
 
 def _nested(key: str, value: Any) -> dict[str, Any]:

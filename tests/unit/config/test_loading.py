@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from facetrain.config.loading import build_config, dump_config, is_set, load_config, override_keys
+from facetrain.config.loading import (
+    build_config,
+    dump_config,
+    is_set,
+    load_config,
+    override_keys,
+    plain_config,
+)
 from facetrain.errors import ConfigError
 from facetrain.strict_yaml import parse_yaml
 
@@ -235,6 +242,28 @@ def test_the_command_for_a_config_of_arcface_torch_works_in_a_shell(tmp_path):
     with pytest.raises(ConfigError) as refused:
         load_config(path)
     assert f"`facetrain config convert '{path}' > 'r50 of $me.yaml'`" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("run.name=1234567", "1234567"),
+        ("run.name= 12e4567", "12e4567"),
+        ("run.name=2024-11-28", "2024-11-28"),
+        ("run.name=on", "on"),
+        ("run.name='7'", "7"),
+        ("model.init_from=20241128", "20241128"),
+        ("model.init_from=null", None),
+        ("seed=7", 7),
+    ],
+)
+def test_a_key_that_holds_a_text_takes_what_yaml_reads_as_another_value(tmp_path, override, expected):
+    path = tmp_path / "run.yaml"
+    path.write_text("data: {train: faces}\n")
+    value = plain_config(load_config(path, [override]))
+    for key in override.partition("=")[0].split("."):
+        value = value[key]
+    assert value == expected
 
 
 def test_an_invalid_override_is_named(tmp_path):
