@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from facetrain.files import spreadsheet_text
 from facetrain.verify.metrics.result import MetricTable
 from facetrain.verify.model_results import ModelResults
+from facetrain.verify.output.formatting import format_p
 
 _HEADER = ("set", "column", "group", "metric", "value", "low", "high", "needs", "remark")
 Row = tuple[str | float | None, ...]
@@ -17,7 +18,8 @@ Row = tuple[str | float | None, ...]
 def metrics_csv(evaluation: ModelResults) -> str:
     """Return the table: rates as fractions, the ends of the 95 % intervals, what a set lacks for a metric, remarks.
 
-    Rows of a whole set have no column and no group; rows of the differences between groups have no group.
+    Rows of a whole set have no column and no group; rows of the differences between groups have no group. Those of the
+    differences to another model have the column `against`, this model as the group, and the p-value as the remark.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -37,6 +39,9 @@ def _rows(evaluation: ModelResults) -> Iterator[Row]:
                 spreadsheet_text(group.value or ""),
             )
             yield from _metric_rows(place, MetricTable(group.metrics, group.interval, {}, {}))
+        place = (spreadsheet_text(name), "against", spreadsheet_text(evaluation.against))
+        for metric, pair in evaluation.differences.get(name, {}).items():
+            yield (*place, metric, pair.first - pair.second, *pair.interval, "", f"p {format_p(pair)}")
 
 
 def _metric_rows(place: tuple[str, ...], table: MetricTable) -> Iterator[Row]:

@@ -1,3 +1,5 @@
+import csv
+
 import numpy as np
 import pytest
 from scipy.stats import norm, t
@@ -8,6 +10,7 @@ from facetrain.verify.metrics.scored_pairs import pair_result
 from facetrain.verify.model_comparison import compare_results
 from facetrain.verify.model_results import ModelResults
 from facetrain.verify.output.formatting import format_evaluation, format_p
+from facetrain.verify.output.metrics_csv import metrics_csv
 from tests.support.scored_people import people
 
 
@@ -43,6 +46,18 @@ def test_few_people_are_said_and_fewer_than_five_compare_no_models(subjects, wor
     lines = list(format_evaluation(found))
     assert [words in line for line in lines].count(True) == 1
     assert ("set, against y: no metric to compare" in lines) == (subjects < 5)
+
+
+def test_the_table_has_the_differences_to_the_other_model():
+    found = ModelResults("x", {"set": scored(0)}, {}, is_leader=True).compared_with(
+        "=y", {"set": scored(0.15)}
+    )
+    rows = [row for row in csv.DictReader(metrics_csv(found).splitlines()) if row["column"] == "against"]
+    assert [row["metric"] for row in rows] == [*found.differences["set"]]
+    for row, pair in zip(rows, found.differences["set"].values(), strict=True):
+        numbers = [float(row[key]) for key in ("value", "low", "high")]
+        assert numbers == [pair.first - pair.second, *pair.interval]
+        assert (row["set"], row["group"], row["remark"]) == ("set", "'=y", f"p {format_p(pair)}")
 
 
 def test_a_worse_model_differs_significantly_although_the_intervals_overlap():
