@@ -21,7 +21,8 @@ from facetrain.files import printable
 SCHEMES = ("hf", "https", "s3", "gs")
 _THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>]*")
+_IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>]*(?<![,:;)])")
+"""Address in a text, without the punctuation after it."""
 
 
 def is_remote(text: str) -> bool:

@@ -47,6 +47,8 @@ def test_an_address_that_cannot_be_used_is_refused_without_its_secrets(url, word
         ("https://user:sec/ret@host/a", "https://..."),
         ("hf://org/repo/file@main", "hf://org/repo/file@main"),
         ("read 'https://u:secret@h/a?b' and s3://b/c", "read 'https://h/a' and s3://b/c"),
+        ("failed (https://h/a?sig=secret); again", "failed (https://h/a); again"),
+        ("https://u:secret@h/a?sig=secret: no such file", "https://h/a: no such file"),
         ("a/local/path?x", "a/local/path?x"),
     ],
 )
