@@ -17,6 +17,7 @@ from torch.distributed.elastic.rendezvous import RendezvousError, rendezvous_han
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.numa.binding import AffinityMode, NumaOptions
 
+import facetrain
 from facetrain.distributed.node_rendezvous import BACKEND, FinalFailure, create_rendezvous
 from facetrain.distributed.process_lifetime import exit_with_message, left_exit_code
 from facetrain.distributed.process_setup import COLLECTIVES
@@ -44,7 +45,7 @@ def launch_ranks(arguments: list[str], where: Topology) -> int:
         log_dir = Path(name)
         _handle_signals(log_dir)
         try:
-            elastic_launch(_config(where, log_dir), sys.executable)(*arguments)
+            elastic_launch(_config(where, log_dir), sys.executable)(*_path_options(), *arguments)
         except ChildFailedError as error:
             return _exit_code(error)
         except FinalFailure:  # the rank has printed its error
@@ -56,6 +57,15 @@ def launch_ranks(arguments: list[str], where: Topology) -> int:
         except (RendezvousError, OSError, RuntimeError) as error:
             raise LaunchError(_explain_rendezvous_failure(error, where.endpoint, log_dir)) from error
     return 0
+
+
+def _path_options() -> list[str]:
+    """Return the options of Python with which a rank imports the modules that this process imports.
+
+    `python -m` looks in the current folder first: a file there would replace a module of the same name. Only a
+    facetrain that is itself in the current folder may have been found so.
+    """
+    return [] if Path(facetrain.__file__).parents[1] == Path.cwd() else ["-P"]
 
 
 def _handle_signals(log_dir: Path) -> None:

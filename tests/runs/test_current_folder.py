@@ -1,9 +1,13 @@
 """Runs that are started, continued and evaluated from different folders."""
 
+import subprocess
+import sysconfig
+from pathlib import Path
+
 import pytest
 import yaml
 
-from tests.support.command import facetrain
+from tests.support.command import environment, facetrain
 
 
 @pytest.mark.slow
@@ -35,3 +39,22 @@ def test_a_run_with_relative_paths_is_continued_and_evaluated_from_another_folde
         "eval", "../project/runs/tiny", "--target", "val", "--bootstrap", 0, cwd=tmp_path / "elsewhere"
     )
     assert evaluated.returncode == 0, evaluated.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_parts_in_the_current_folder_are_found_and_its_other_files_replace_no_module(
+    processes, describe, tmp_path
+):
+    (tmp_path / "own_margin.py").write_text("def margin(cos):\n    return cos - 0.3\n")
+    for name in (
+        "socket",
+        "yaml",
+        "sitecustomize",
+    ):  # of the standard library, of a package, of the start of Python
+        (tmp_path / f"{name}.py").write_text("open('imported', 'w').close()\nraise ImportError\n")
+    command = [Path(sysconfig.get_path("scripts"), "facetrain"), "train", "--config", describe(steps=2)]
+    command += ["--set", "head.margin={type: 'own_margin:margin'}", "--nproc-per-node", str(processes)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "imported").exists()

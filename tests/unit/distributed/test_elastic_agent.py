@@ -12,10 +12,12 @@ from facetrain.distributed.elastic_agent import (
     _explain_rendezvous_failure,
     _failure_of_ranks,
     _numa_options,
+    _path_options,
 )
 from facetrain.distributed.process_lifetime import leave_exit_code
 from facetrain.distributed.topology import Topology
 from facetrain.errors import LaunchError
+from tests.support.command import ROOT
 
 
 def test_a_failed_rendezvous_for_a_restart_is_reported_with_the_reason_of_the_restart(tmp_path):
@@ -89,3 +91,10 @@ def test_ranks_are_bound_to_the_cores_beside_their_gpus_where_that_is_possible(m
     assert _numa_options(Topology(nproc_per_node=1)) is _numa_options(Topology(nproc_per_node=16)) is None
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert _numa_options(Topology(nproc_per_node=8)) is None
+
+
+def test_ranks_import_facetrain_from_the_current_folder_only_if_the_launcher_did(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert _path_options() == ["-P"]
+    monkeypatch.chdir(ROOT)
+    assert _path_options() == []
