@@ -146,6 +146,18 @@ def missing_package(error: ImportError, extra: str) -> str:
     return f"needs {error.name}; install it with `pip install facetrain[{extra}]`"
 
 
+def install_torch() -> str:
+    """Return how to install a torch and a torchvision that fit each other and facetrain, for a message."""
+    from importlib import metadata  # slow, and rarely needed
+
+    try:
+        requirements = metadata.requires("facetrain") or []
+    except metadata.PackageNotFoundError:  # a source tree that is not installed
+        requirements = ["torch", "torchvision"]
+    packages = " ".join(f"'{line}'" for line in requirements if line.startswith("torch"))
+    return f"install both in one command, from one index: pip install --force-reinstall {packages}"
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an operation failed because the GPU or the host has too little memory left.
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from facetrain.backbone.base import Backbone
 from facetrain.backbone.recompute import run_block
-from facetrain.errors import ModelError
+from facetrain.errors import ModelError, install_torch
 from facetrain.files import error_reason
 
 
@@ -67,7 +67,6 @@ def _import_models() -> Any:
         from torchvision import models
     except (ImportError, RuntimeError) as error:
         raise ModelError(
-            f"torchvision cannot be imported ({error_reason(error)}); install it together with torch in one command "
-            "and from the same package index, so that the versions match (torch 2.13 with torchvision 0.28)"
+            f"torchvision cannot be imported ({error_reason(error)}); {install_torch()}"
         ) from error
     return models

@@ -17,6 +17,7 @@ from facetrain.device.capability import bfloat16_fault
 from facetrain.device.gpu_driver import gpu_failure
 from facetrain.distributed import collectives
 from facetrain.doctor.check_result import CheckResult, failed, passed, warned_if
+from facetrain.errors import install_torch
 from facetrain.files import error_reason
 from facetrain.plural import count_text
 
@@ -37,10 +38,8 @@ def _check_torch() -> CheckResult:
         # torchvision reports it itself if it was built for another torch or another CUDA.
         import torchvision
     except (ImportError, RuntimeError) as error:
-        advice = (
-            "install both in one command, from one index: pip install --force-reinstall torch torchvision"
-        )
-        return failed("torch", f"{message}: torchvision cannot be imported: {error_reason(error)}", advice)
+        reason = f"{message}: torchvision cannot be imported: {error_reason(error)}"
+        return failed("torch", reason, install_torch())
     return passed("torch", f"{message}, torchvision {torchvision.__version__}")
 
 

@@ -1,15 +1,18 @@
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from packaging.requirements import Requirement
 
 from facetrain.config.loading import build_config
 from facetrain.data.formats.bin import write_bin
 from facetrain.distributed.world import World
 from facetrain.doctor.examine import examine
 from facetrain.doctor.machine import check_machine, check_network
+from tests.support.command import ROOT
 from tests.support.datasets import damage_records, encoded_image, write_records
 
 
@@ -30,6 +33,10 @@ def test_a_torchvision_for_another_torch_is_a_failure(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchvision", None)  # the import fails
     torch_check, *_ = check_machine(1, "fp32")
     assert torch_check.status == "failure" and "one index" in torch_check.advice
+    # Without the bounds, a newer torch would take the place of one that facetrain runs with.
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    required = [f"'{Requirement(line)}'" for line in packages if line.startswith("torch")]
+    assert len(required) == 2 and torch_check.advice.endswith(" ".join(required))
 
 
 def test_a_good_dataset_passes(tmp_path):
