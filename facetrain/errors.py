@@ -143,7 +143,7 @@ def of_all_ranks(error: _Error) -> _Error:
 
 def missing_package(error: ImportError, extra: str) -> str:
     """Return which package a failed import needs, and the command that installs it, as the end of a message."""
-    return f"needs {error.name}; install it with `pip install facetrain[{extra}]`"
+    return f"needs {error.name}; install it with `pip install 'facetrain[{extra}]'`"
 
 
 def install_torch() -> str:

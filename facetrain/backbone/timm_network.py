@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from facetrain.backbone.base import Backbone
-from facetrain.errors import ModelError
+from facetrain.errors import ModelError, missing_package
 from facetrain.files import error_reason
 
 PREFIX = "network."
@@ -130,9 +130,7 @@ def _create(name: str, own: dict[str, Any], embedding_size: int, image_size: int
     try:
         timm = import_module("timm")
     except ImportError as error:
-        raise ModelError(
-            f"model.backbone: timm/{name} needs timm; install it with pip install 'facetrain[timm]'"
-        ) from error
+        raise ModelError(f"model.backbone: timm/{name} {missing_package(error, 'timm')}") from error
     # Not by timm's own check: it downloads networks whose names begin with hf-hub.
     names = timm.list_models()
     if (plain := name.partition(".")[0]) not in names:

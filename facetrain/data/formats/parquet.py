@@ -1,4 +1,4 @@
-"""Parquet shards with an image and an identity in each row; needs `pip install facetrain[parquet]`.
+"""Parquet shards with an image and an identity in each row; needs `pip install 'facetrain[parquet]'`.
 
 Images in a column without compression and dictionary are read in place. Other columns can be read only in groups of
 rows, of which the last used ones stay in memory.

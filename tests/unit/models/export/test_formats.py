@@ -87,7 +87,7 @@ def test_networks_of_timm_are_exported_for_any_number_of_images(model, tmp_path,
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(ModelError, match=r"onnxscript.*facetrain\[onnx\]"):
+    with pytest.raises(ModelError, match=r"onnxscript.*`pip install 'facetrain\[onnx\]'`"):
         FORMATS["onnx"].load()
 
 
