@@ -240,6 +240,14 @@ def new_file(output: Path, kind: type[FacetrainError]) -> Iterator[Path]:
         yield scratch
 
 
+def packaged_folder(in_wheel: Path, in_source_tree: Path) -> Path:
+    """Return which of two folders has the YAML files that come with facetrain: a wheel and a source tree differ.
+
+    Beside an installed package, the second folder may belong to another one.
+    """
+    return in_wheel if any(in_wheel.glob("*.yaml")) else in_source_tree
+
+
 def require_absent(output: Path | None) -> None:
     """Check that there is nothing at the path of an output, before the work for it starts; None is skipped.
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
 from functools import cache
@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from facetrain.errors import UsageError
+from facetrain.files import packaged_folder
 from facetrain.strict_yaml import parse_yaml
 
-# An installed wheel holds the cards in the folder of `data`, a source tree holds them in datasets/.
-CARD_FOLDERS = (
+CARD_FOLDER = packaged_folder(
     Path(__file__).parents[1] / "data" / "published_cards",
     Path(__file__).parents[2] / "datasets",
 )
@@ -91,17 +91,10 @@ def nearest_available(entry: Entry) -> Entry | None:
     return None
 
 
-def card_files() -> Iterator[Path]:
-    """Yield the cards of the published datasets."""
-    for folder in CARD_FOLDERS:
-        yield from sorted(folder.glob(f"*{CARD_SUFFIX}"))
-
-
 def _entry(name: str, fields: dict[str, Any]) -> Entry:
     card = fields.get("card")
     if card is None:
         return Entry(name=name, **fields)
-    path = next(path for path in card_files() if path.name == card + CARD_SUFFIX)
-    values = parse_yaml(path.read_text(encoding="utf-8"))
+    values = parse_yaml((CARD_FOLDER / f"{card}{CARD_SUFFIX}").read_text(encoding="utf-8"))
     numbers = {key: values.get(key) for key in ("origin", "people", "images")}
     return Entry(**({"name": name, "about": values["name"], "terms": values["license"]} | numbers | fields))

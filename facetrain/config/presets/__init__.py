@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from facetrain.errors import ConfigError
+from facetrain.files import packaged_folder
 
-# An installed wheel holds the files beside this module, a source tree holds them in configs/.
-PRESET_FOLDERS = (Path(__file__).parent, Path(__file__).parents[3] / "configs")
+PRESET_FOLDER = packaged_folder(Path(__file__).parent, Path(__file__).parents[3] / "configs")
 _FOLDERS_IN_NAMES = (Path(), Path("configs"))
 _SUFFIXES = ("", ".yaml", ".yml")
 _EXTENDS = re.compile(r"^extends: (\S+)$", re.MULTILINE)
@@ -36,8 +36,7 @@ class Preset(NamedTuple):
 
 def presets() -> list[Preset]:
     """Return all presets, sorted by name."""
-    paths = {path.stem: path for folder in PRESET_FOLDERS for path in folder.glob("*.yaml")}
-    return [_preset(paths[name]) for name in sorted(paths)]
+    return [_preset(path) for path in sorted(PRESET_FOLDER.glob("*.yaml"), key=lambda path: path.stem)]
 
 
 def find_config(path: Path) -> Path:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from facetrain.config.loading import CONFIG_FILE, load_config, preset_configs
-from facetrain.config.presets import PRESET_FOLDERS
+from facetrain.config.presets import PRESET_FOLDER
 from facetrain.config.schema import Config
 from facetrain.errors import ConfigError
 
@@ -101,9 +101,8 @@ def _recipe(config: Config) -> tuple[Any, ...]:
 @cache
 def _published_runs() -> dict[str, tuple[tuple[Any, ...], np.ndarray, dict[str, np.ndarray]]]:
     """Return recipe, fractions of the training and accuracies of the published trainings by preset."""
-    path = next(folder / _FILE for folder in PRESET_FOLDERS if (folder / _FILE).is_file())
     rows: dict[str, list[dict[str, str]]] = {}
-    with path.open(encoding="utf-8", newline="") as file:
+    with (PRESET_FOLDER / _FILE).open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(line for line in file if not line.startswith("#")):
             rows.setdefault(row.pop("preset"), []).append(row)
     runs = {}

@@ -7,7 +7,7 @@ from facetrain.config.loading import load_config
 from facetrain.config.presets import presets
 from facetrain.data.published_datasets import published_entry
 from facetrain.remote.address import require_supported
-from facetrain.remote.catalog import CARD_FOLDERS, Entry, catalog, nearest_available
+from facetrain.remote.catalog import CARD_FOLDER, Entry, catalog, nearest_available
 
 
 @pytest.mark.parametrize("entry", catalog().values(), ids=lambda entry: entry.name)
@@ -29,7 +29,7 @@ def test_an_entry_says_what_it_is_and_how_to_get_it(entry: Entry):
 
 def test_every_training_set_with_a_card_and_every_preset_is_in_the_catalog():
     cards = {entry.card for entry in catalog().values() if entry.card}
-    assert cards <= {path.name.removesuffix(".card.yaml") for path in CARD_FOLDERS[1].glob("*.card.yaml")}
+    assert cards <= {path.name.removesuffix(".card.yaml") for path in CARD_FOLDER.glob("*.card.yaml")}
     for preset in presets():
         data = load_config(preset.path).data
         if data.num_images is not None:
