@@ -16,6 +16,9 @@ _OF_SIGNALS = [128 + number for number in signal.valid_signals()]
 
 def main() -> None:
     """Run the command line."""
+    if sys.platform != "linux":
+        print("error: facetrain runs on Linux; on Windows, use WSL 2", file=sys.stderr)
+        sys.exit(2)
 
     def run() -> None:
         from facetrain.cli.app import main as command_line

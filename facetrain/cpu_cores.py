@@ -34,7 +34,7 @@ def share_of_cores(own: Set[int], others: Iterable[Set[int]]) -> int:
 
 def affinity() -> set[int]:
     """Return the numbers of the cores that this process may run on."""
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    return os.sched_getaffinity(0)
 
 
 def _cgroup_cores() -> int | None:

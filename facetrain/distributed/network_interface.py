@@ -11,8 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
-_LOOPBACK_NAMES = ("lo", "lo0")
-"""Names of the loopback interface on Linux and on macOS."""
+_LOOPBACK_INTERFACE = "lo"
 _SIOCGIFADDR = 0x8915  # from Linux's sockios.h
 
 
@@ -64,13 +63,12 @@ def use_interface_of(address: str) -> None:
 
 
 def _interface_of(address: str) -> str:
-    """Return the name of the interface that has an address, "" if it is unknown. Only loopback on other than Linux."""
-    names = [name for _, name in socket.if_nameindex()] if hasattr(socket, "if_nameindex") else []
+    """Return the name of the interface that has an address, "" if it is unknown."""
     if is_loopback(address):
-        return next((name for name in names if name in _LOOPBACK_NAMES), "")
+        return _LOOPBACK_INTERFACE
     if ":" in address:
         return _ipv6_interfaces().get(address.partition("%")[0], "")
-    return next((name for name in names if _ipv4_address(name) == address), "")
+    return next((name for _, name in socket.if_nameindex() if _ipv4_address(name) == address), "")
 
 
 def _ipv4_address(interface: str) -> str:

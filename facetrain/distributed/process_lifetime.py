@@ -6,7 +6,6 @@ import ctypes
 import os
 import select
 import signal
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -101,12 +100,12 @@ def process_stat(pid: int) -> tuple[str, str]:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a process was stopped by a signal, and does not run until it is continued. Linux only."""
+    """Return whether a process was stopped by a signal, and does not run until it is continued."""
     return process_stat(pid)[0] == "T"
 
 
 def end_with_launcher() -> None:
-    """Let the kernel kill this rank when its elastic agent has ended. Linux only.
+    """Let the kernel kill this rank when its elastic agent has ended.
 
     If the agent is killed (by the kernel for lack of memory, or by hand), its ranks would otherwise train
     on in the background, and write to a folder in which the run may already continue.
@@ -119,12 +118,9 @@ def end_with_launcher() -> None:
 
 
 def end_with_parent(number: int) -> None:
-    """Let the kernel send this process a signal when its parent process has ended. Linux only."""
-    if sys.platform.startswith("linux"):
-        prctl = getattr(ctypes.CDLL(None), "prctl", None)
-        if prctl is not None:
-            # By the kernel: no thread of this process has to run for it, which may hang in a C call.
-            prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+    """Let the kernel send this process a signal when its parent process has ended."""
+    # By the kernel: no thread of this process has to run for it, which may hang in a C call.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def exit_with_message(message: str, exit_code: int) -> NoReturn:

@@ -137,8 +137,7 @@ def silence_opencv_logs() -> None:
 
 
 def _mallopt(values: dict[int, int]) -> None:
-    if sys.platform.startswith("linux"):
-        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-        if mallopt is not None:  # musl has none
-            for option, value in values.items():
-                mallopt(option, value)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # musl has none
+        for option, value in values.items():
+            mallopt(option, value)

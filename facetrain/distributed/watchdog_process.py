@@ -330,14 +330,13 @@ class Watchdog:
         pause_s = _UNREACHABLE_S // _KEEP_ALIVES
         # Keep-alives find a silent loss on an idle connection, the user timeout one while a line is on its way.
         # A connection without traffic shows no loss by itself: the kernel's defaults would notice it after two hours.
-        for name, value in (
-            ("TCP_KEEPIDLE", pause_s),
-            ("TCP_KEEPINTVL", pause_s),
-            ("TCP_KEEPCNT", _KEEP_ALIVES - 1),
-            ("TCP_USER_TIMEOUT", _UNREACHABLE_S * 1000),
+        for option, value in (
+            (socket.TCP_KEEPIDLE, pause_s),
+            (socket.TCP_KEEPINTVL, pause_s),
+            (socket.TCP_KEEPCNT, _KEEP_ALIVES - 1),
+            (socket.TCP_USER_TIMEOUT, _UNREACHABLE_S * 1000),
         ):
-            if hasattr(socket, name):  # not on every system; the loss of a host is then noticed later
-                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
         # A peer that is stopped reads nothing: a full connection must not block this watchdog.
         connection.settimeout(2.0)
         link = _Link(connection, rank)
@@ -420,8 +419,8 @@ def _helper_fault(pid: int) -> str:
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """Yield the processes that a process and its descendants have started. Linux only."""
-    # Linux lists a process with the thread that has started it.
+    """Yield the processes that a process and its descendants have started."""
+    # The kernel lists a process with the thread that has started it.
     for path in glob.iglob(f"/proc/{pid}/task/*/children"):
         with suppress(OSError), open(path, encoding="utf-8") as file:  # the thread may have ended
             for child in map(int, file.read().split()):

@@ -243,8 +243,7 @@ def _temporary_rows(count: int, size: int) -> np.ndarray:
         tempfile.TemporaryFile() as file,
     ):
         # A full disk is reported now and not after hours; and a write to mapped memory would end the process.
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file.fileno(), 0, 4 * count * size)
+        os.posix_fallocate(file.fileno(), 0, 4 * count * size)
         return np.asarray(np.memmap(file, np.float32, "w+", shape=(count, size)))
 
 

@@ -173,7 +173,7 @@ def _reserve(path: Path, size: int) -> int:
 
 def _open_direct(path: Path, row_bytes: int) -> int | None:
     """Open a file with O_DIRECT; return None if its row size, file system or disk does not allow that."""
-    if row_bytes % _SECTOR or not hasattr(os, "O_DIRECT"):
+    if row_bytes % _SECTOR:
         return None
     descriptor = -1
     try:

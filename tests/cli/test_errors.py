@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 
+from facetrain import __main__
 from facetrain.cli.app import _exit_with_error, app
 from facetrain.device import gpu_driver
 from facetrain.device.gpu_driver import has_gpu_driver
@@ -33,6 +34,15 @@ def test_an_impossible_request_ends_with_2_and_one_line(describe, options, messa
     assert process.returncode == 2, process.stderr
     lines = [line for line in process.stderr.splitlines() if line]
     assert len(lines) == 1 and lines[0].startswith("error: ") and message in lines[0], process.stderr
+
+
+def test_another_system_than_linux_ends_with_2_and_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(SystemExit) as ended:
+        __main__.main()
+    assert ended.value.code == 2 and capsys.readouterr().err == (
+        "error: facetrain runs on Linux; on Windows, use WSL 2\n"
+    )
 
 
 # As `python -m facetrain`, but it waits a second for the others instead of ten minutes.

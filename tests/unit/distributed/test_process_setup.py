@@ -125,7 +125,6 @@ def test_torchs_variables_for_gpus_are_set_unless_the_user_has_set_them(monkeypa
 @pytest.mark.parametrize(
     ("given", "spins"), [({}, 10_000), ({"GOMP_SPINCOUNT": "5"}, 5), ({"OMP_WAIT_POLICY": "PASSIVE"}, 0)]
 )
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="another OpenMP than GNU's")
 def test_threads_of_a_command_spin_briefly_unless_the_environment_says_otherwise(given, spins):
     environment = {key: value for key, value in os.environ.items() if key not in _WAITING}
     done = subprocess.run(
@@ -136,7 +135,6 @@ def test_threads_of_a_command_spin_briefly_unless_the_environment_says_otherwise
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="another OpenMP than GNU's")
 def test_the_python_interface_bounds_spinning_only_where_it_loads_torch_itself():
     environment = {key: value for key, value in os.environ.items() if key not in _WAITING}
     report = "facetrain.train, print(os.environ.get('GOMP_SPINCOUNT'))"

@@ -75,7 +75,6 @@ write_synthetic(Path("data"), SyntheticFaces(identities=100_000, images_per_iden
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel sends the signal on Linux only")
 def test_the_workers_end_with_a_killed_parent(tmp_path):
     parent = subprocess.Popen([sys.executable, "-c", _RENDER], cwd=tmp_path)
     wait_until(lambda: any(path.stat().st_size for path in tmp_path.glob("*/train.rec")), parent)
