@@ -139,12 +139,23 @@ def test_nothing_that_is_loaded_can_run():
                 assert "allow_pickle=True" not in ast.unparse(node), path
 
 
+def torch_names(path: Path) -> dict[str, str]:
+    """Return what a module calls parts of torch, such as nn or F, with the full names."""
+    names = {}
+    for node in nodes(path):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            origin = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            names |= {alias.asname or alias.name: f"{origin}{alias.name}" for alias in node.names}
+    return {own: full for own, full in names.items() if full.startswith("torch.")}
+
+
 def test_only_torch_private_uses_private_torch_apis():
     for path in MODULES:
         if path == ROOT / "torch_private.py":
             continue
-        used = {ast.unparse(node) for node in nodes(path) if isinstance(node, ast.Attribute)}
-        for name in imported(path) | used:
+        names = torch_names(path)
+        used = (ast.unparse(node).split(".", 1) for node in nodes(path) if isinstance(node, ast.Attribute))
+        for name in imported(path) | {f"{names.get(first, first)}.{rest}" for first, rest in used}:
             if not re.fullmatch(r"torch[\w.]*", name):
                 continue
             # Dunder names, such as torch.__version__, are public.

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from facetrain.backbone.settings import PARAMETRIZED, LoraSettings
+from facetrain.distributed.sync_batch_norm import BatchNorm
 from facetrain.errors import ConfigError, ModelError
 
 _PROJECTIONS = ("q", "k", "v")
@@ -95,7 +96,7 @@ def add_adapters(network: nn.Module, lora: LoraSettings, *, new_layers: tuple[st
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(name.startswith(new_layers))
     for norm in network.modules():
-        if isinstance(norm, nn.modules.batchnorm._BatchNorm):
+        if isinstance(norm, BatchNorm):
             norm.eval()
     layers = {
         name: layer for name, layer in network.named_modules() if isinstance(layer, nn.Conv2d | nn.Linear)

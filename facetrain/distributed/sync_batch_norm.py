@@ -12,10 +12,15 @@ import sys
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from facetrain.distributed import collectives
 from facetrain.errors import ConfigError
+
+_LocalBatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
+BatchNorm = _LocalBatchNorm | nn.SyncBatchNorm
+"""Every batch norm, also the synchronized ones of this module."""
 
 
 def use_sync_batch_norm(module: nn.Module, device: torch.device) -> None:
@@ -27,13 +32,13 @@ def use_sync_batch_norm(module: nn.Module, device: torch.device) -> None:
     if collectives.world_size() == 1:
         return
     for name, child in module.named_children():
-        if isinstance(child, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
+        if isinstance(child, _LocalBatchNorm):
             setattr(module, name, _synchronized(child, device))
         else:
             use_sync_batch_norm(child, device)
 
 
-def _synchronized(norm: nn.modules.batchnorm._BatchNorm, device: torch.device) -> nn.Module:
+def _synchronized(norm: _LocalBatchNorm, device: torch.device) -> nn.Module:
     # Not imported: without it, the network has no layer of timm.
     timm: Any = sys.modules.get("timm.layers")
     forward = type(norm).forward
@@ -51,25 +56,29 @@ def _synchronized(norm: nn.modules.batchnorm._BatchNorm, device: torch.device) -
     return (_HostSyncBatchNormAct if has_activation else _HostSyncBatchNorm).sharing_tensors_of(norm)
 
 
-class _HostSyncBatchNorm(nn.modules.batchnorm._BatchNorm):
-    """Synchronized batch norm for CPU tensors. All ranks must have the same batch size."""
+class _HostSyncBatchNorm(nn.BatchNorm2d):
+    """Synchronized batch norm for CPU tensors of any shape. All ranks must have the same batch size."""
 
     @classmethod
-    def sharing_tensors_of(cls, norm: nn.modules.batchnorm._BatchNorm) -> _HostSyncBatchNorm:
+    def sharing_tensors_of(cls, norm: _LocalBatchNorm) -> _HostSyncBatchNorm:
         """Return a synchronized norm that shares the parameters, buffers and submodules of `norm`."""
         sync = cls(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
         # Shared, not copied: an optimizer may hold the parameters already.
-        sync._parameters, sync._buffers, sync._modules = norm._parameters, norm._buffers, norm._modules
+        for name, parameter in norm.named_parameters(recurse=False):
+            sync.register_parameter(name, parameter)
+        for name, buffer in norm.named_buffers(recurse=False):
+            sync.register_buffer(name, buffer)
+        for name, child in norm.named_children():
+            sync.add_module(name, child)
         return sync.train(norm.training)
-
-    def _check_input_dim(self, input: Tensor) -> None:
-        if input.dim() < 2:
-            raise ValueError(f"expected (samples, channels, …), got {tuple(input.shape)}")
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize (B, C, …): by the statistics of all ranks in training, by the running statistics in evaluation."""
         if not self.training:
-            return super().forward(x)
+            mean_C, var_C = self.running_mean, self.running_var
+            return F.batch_norm(
+                x, mean_C, var_C, self.weight, self.bias, training=mean_C is None, eps=self.eps
+            )
         y, mean_C, var_C = _SyncNormalize.apply(x, self.weight, self.bias, self.eps)
         self._track(mean_C, var_C, x.numel() // self.num_features * collectives.world_size())
         return y

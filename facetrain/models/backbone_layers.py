@@ -5,11 +5,12 @@ from __future__ import annotations
 import operator
 
 import torch.fx
-from torch import Tensor, nn
+from torch import nn
 
 from facetrain.backbone.base import Backbone
 from facetrain.backbone.iresnet import IResNet
 from facetrain.backbone.mobilefacenet import MobileFaceNet
+from facetrain.distributed.sync_batch_norm import BatchNorm
 from facetrain.errors import ModelError
 from facetrain.models.layer_graph import IMAGE, Layer, LayerGraph
 
@@ -87,8 +88,7 @@ def _module_layer(module: nn.Module, sources: tuple[str, ...]) -> Layer:
         case nn.Conv2d(padding_mode="zeros"):
             names = ("stride", "padding", "dilation", "groups")
             return Layer("conv", sources, weights, {name: getattr(module, name) for name in names})
-        # Also the synchronized ones of a run on several ranks.
-        case nn.modules.batchnorm._BatchNorm(affine=True, running_mean=Tensor(), running_var=Tensor()):
+        case _ if isinstance(module, BatchNorm) and module.affine and module.track_running_stats:
             weights |= {"mean": module.running_mean, "variance": module.running_var}
             return Layer("norm", sources, weights, {"eps": module.eps})
         case nn.Linear():

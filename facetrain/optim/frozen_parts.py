@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 
 from torch import Tensor, nn
 
+from facetrain.distributed.sync_batch_norm import BatchNorm
 from facetrain.errors import ConfigError
 from facetrain.optim.parameter_names import require_prefixes
 
@@ -30,9 +31,7 @@ def freeze(module: nn.Module, prefixes: Collection[str], *, train_batch_norm: bo
         if name.startswith(tuple(prefixes)):
             parameter.requires_grad_(False)
     for name, norm in module.named_modules():
-        if isinstance(norm, nn.modules.batchnorm._BatchNorm) and (
-            not train_batch_norm or _all_match(norm, name, prefixes)
-        ):
+        if isinstance(norm, BatchNorm) and (not train_batch_norm or _all_match(norm, name, prefixes)):
             # In evaluation mode it neither uses nor updates the statistics of the batch.
             norm.eval().requires_grad_(False)
     if not any(parameter.requires_grad for parameter in module.parameters()):
