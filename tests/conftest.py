@@ -1,6 +1,7 @@
-"""The longest tests first, and torch's random numbers the same in every run."""
+"""The longest tests first, torch's random numbers the same in every run, and no signal handler left by a test."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -30,6 +31,16 @@ def seeded():
     """What a test draws depends neither on the moment nor on the tests before it."""
     if torch := sys.modules.get("torch"):
         torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def own_signal_handlers():
+    """Commands and runs in the process of the tests handle signals, and ignore SIGTERM at their end."""
+    numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
 
 
 @pytest.fixture

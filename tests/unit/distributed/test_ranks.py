@@ -24,12 +24,9 @@ from facetrain.errors import (
 
 
 @pytest.fixture(autouse=True)
-def sigterm(monkeypatch):
-    """Wait for others as long as it takes, and keep the signal handlers."""
+def patient(monkeypatch):
+    """Wait for others as long as it takes."""
     monkeypatch.setattr("facetrain.distributed.ranks._FAREWELL_S", 600)
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
 
 
 def rank(number, store):

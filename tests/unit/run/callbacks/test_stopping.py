@@ -32,16 +32,9 @@ def test_a_signal_that_interrupts_the_verification_after_a_step_stops_the_run_th
         assert stopping.agree(state)
 
 
-@pytest.fixture
-def default_ctrl_c():
-    """Give Ctrl-C the action of a new program: a shell that runs the tests in the background ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("default_ctrl_c")
 def test_a_second_ctrl_c_leaves_the_user_s_program_alive():
+    # As in a new program: a shell that runs the tests in the background ignores it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with pytest.raises(KeyboardInterrupt), StopRequest() as request:
         signal.raise_signal(signal.SIGINT)
         assert request.signal == signal.SIGINT, "the first one is recorded"
