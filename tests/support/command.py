@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import multiprocessing
 import os
-import runpy
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
 from facetrain.cli.app import app
 from facetrain.errors import FacetrainError
+from tests.support.forks import become, customize, fork_ranks
 from tests.support.ranks import PRELOADED
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,49 +50,19 @@ def facetrain(
 ) -> subprocess.CompletedProcess[str]:
     """Run `facetrain ARGUMENTS` in a process of its own, with more environment variables, and wait for its end.
 
-    The process is forked from one that has imported torch and done nothing else, which saves seconds. With `fresh`,
-    it is a new one as a user starts it.
+    The process is forked from one that has imported torch and done nothing else, and its ranks are forked from it,
+    which saves seconds each. With `fresh`, they are new ones as a user starts them.
     """
     command = [sys.executable, "-m", "facetrain", *map(str, arguments)]
     given = environment(**variables or {})
     if fresh:
         return subprocess.run(command, env=given, cwd=cwd, capture_output=True, text=True, timeout=_LIMIT_S)
-    multiprocessing.set_forkserver_preload(PRELOADED)
     with tempfile.TemporaryDirectory() as folder:
-        outputs = [Path(folder, name) for name in ("stdout", "stderr")]
-        arguments_of = (command[3:], given, cwd or Path.cwd(), outputs)
-        process = multiprocessing.get_context("forkserver").Process(target=_become_command, args=arguments_of)
-        process.start()
+        out, err = (Path(folder, name) for name in ("stdout", "stderr"))
+        with out.open("w") as to_out, err.open("w") as to_err:
+            process = _fork_command(command[3:], given, cwd, (to_out, to_err))
         process.join()
-        return subprocess.CompletedProcess(command, process.exitcode, *(path.read_text() for path in outputs))
-
-
-def _become_command(
-    arguments: list[str], variables: dict[str, str], folder: Path, outputs: Sequence[Path]
-) -> None:
-    """Run the command line in this process as if it were a new one, whose output goes to files.
-
-    End as Python does, but without freeing all modules: that takes more than a second.
-    """
-    signal.alarm(_LIMIT_S)
-    for number, path in enumerate((Path(os.devnull), *outputs)):
-        os.dup2(os.open(path, os.O_RDWR | os.O_CREAT), number)
-    os.environ.clear()
-    os.environ.update(variables)
-    torch.set_num_threads(1)
-    os.chdir(folder)
-    sys.path.insert(0, str(folder))
-    sys.argv[1:] = arguments
-    code: object = 0
-    try:
-        runpy.run_module("facetrain", run_name="__main__", alter_sys=True)
-    except SystemExit as ended:
-        code = ended.code
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code or 0)  # type: ignore[arg-type]
+        return subprocess.CompletedProcess(command, process.exitcode, out.read_text(), err.read_text())
 
 
 def output_of(*arguments: object, **options: Any) -> str:
@@ -136,20 +107,123 @@ def torchrun(processes: int, *arguments: object) -> subprocess.CompletedProcess:
     return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
 
 
-def start(*arguments: object, **variables: str) -> subprocess.Popen:
+def start(
+    *arguments: object, fresh: bool = False, new_session: bool = False, **variables: str
+) -> subprocess.Popen | ForkedCommand:
     """Start `facetrain ARGUMENTS` with additional environment variables, and return the running process.
 
-    SIGINT and SIGHUP have their default actions even if the tests run in the background of a script or under nohup,
-    which ignore them.
+    It is forked as in `facetrain`; what a test puts into a `sitecustomize.py` in PYTHONPATH is run. SIGINT and SIGHUP
+    have their default actions even if the tests run in the background of a script or under nohup, which ignore them.
     """
-    command = [sys.executable, "-m", "facetrain", *map(str, arguments)]
+    given = environment(**variables)
+    if not fresh:
+        return ForkedCommand([*map(str, arguments)], given, new_session=new_session)
     return subprocess.Popen(
-        command, env=environment(**variables), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        preexec_fn=restore_signals,
+        [sys.executable, "-m", "facetrain", *map(str, arguments)], env=given, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=restore_signals, start_new_session=new_session,
     )  # fmt: skip
+
+
+class ForkedCommand:
+    """A command in a forked process, with those methods of `subprocess.Popen` that tests call."""
+
+    def __init__(self, arguments: list[str], variables: dict[str, str], *, new_session: bool) -> None:
+        pipes = [os.pipe() for _ in range(2)]
+        self.stdout, self.stderr = (os.fdopen(reader) for reader, _ in pipes)
+        writers = [os.fdopen(writer, "w") for _, writer in pipes]
+        self._process = _fork_command(arguments, variables, None, writers, new_session=new_session)
+        for writer in writers:
+            writer.close()
+        self.pid: int = self._process.pid
+        self._texts: list[Future[str]] = []
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        self._process.join(timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired("facetrain", timeout)
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> list[str]:
+        if not self._texts:
+            pool = ThreadPoolExecutor(2)
+            self._texts = [pool.submit(_read, stream) for stream in (self.stdout, self.stderr)]
+            pool.shutdown(wait=False)
+        texts = [text.result(timeout) for text in self._texts]
+        self.wait(timeout)
+        return texts
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+
+def _read(stream: IO[str]) -> str:
+    with stream:
+        return stream.read()
 
 
 def restore_signals() -> None:
     """Give SIGINT and SIGHUP their default actions, in a new process."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
+
+
+def _fork_command(
+    arguments: list[str],
+    variables: dict[str, str],
+    folder: Path | None,
+    outputs: Sequence[IO[str]],
+    *,
+    new_session: bool = False,
+) -> ForkServerProcess:
+    """Start a command in a process that is forked from one with the modules of tests.support.preloaded."""
+    multiprocessing.set_forkserver_preload(PRELOADED)
+    context = multiprocessing.get_context("forkserver")
+    ends = [Connection(os.dup(output.fileno()), readable=False) for output in outputs]
+    process = context.Process(
+        target=_become_command, args=(arguments, variables, folder or Path.cwd(), ends, new_session)
+    )
+    process.start()
+    for end in ends:
+        end.close()
+    return process
+
+
+def _become_command(
+    arguments: list[str],
+    variables: dict[str, str],
+    folder: Path,
+    outputs: Sequence[Connection],
+    new_session: bool,
+) -> None:
+    """Run the command line in this process as if it were a new one."""
+    signal.alarm(_LIMIT_S)
+    if new_session:
+        os.setsid()
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for number, output in enumerate(outputs, 1):
+        os.dup2(output.fileno(), number)
+        output.close()
+    # New ones: those of the fork server have found out whether one can seek in its outputs.
+    sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    os.environ.clear()
+    os.environ.update(variables)
+    torch.set_num_threads(1)
+    os.chdir(folder)
+    sys.path[:0] = [str(folder), *variables["PYTHONPATH"].split(os.pathsep)]
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    customize()
+    fork_ranks()
+    become("facetrain", arguments)

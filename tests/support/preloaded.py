@@ -9,6 +9,7 @@ import torch._dynamo
 import torch.distributed.algorithms.ddp_comm_hooks.default_hooks  # noqa: F401
 
 import facetrain.cli.app
+import facetrain.distributed.elastic_agent
 import facetrain.run.train
 import facetrain.verify.evaluate  # noqa: F401
 

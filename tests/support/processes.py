@@ -36,8 +36,14 @@ def ranks_of(agent: int) -> dict[int, int]:
         try:
             variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            name = Path(f"/proc/{pid}/comm").read_text().strip()
         except OSError:
             continue  # the process has ended in the meantime
+        if name.startswith(
+            "rank-"
+        ):  # a forked one (tests.support.forks), which has the environment of its agent
+            ranks[int(name.removeprefix("rank-"))] = pid
+            continue
         # The whole word: the folder of a clone may be called facetrain, too, and is in the path of the interpreter.
         if {b"facetrain", b"facetrain.cli.rank"} & set(command.split(b"\0")) and any(
             v.startswith(b"RANK=") for v in variables
