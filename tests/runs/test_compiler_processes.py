@@ -25,7 +25,7 @@ def train_with(describe, tmp_path):
         process = start(
             "train", "--config", describe(), "--run-dir", tmp_path / "run",
             "--set", "train.compile=on", "--set", "train.timeout_s=5",
-            CXX=str(compiler), TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "code"),
+            fresh=True, CXX=str(compiler), TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "code"),
         )  # fmt: skip
         _, stderr = process.communicate(timeout=240)
         return process, stderr

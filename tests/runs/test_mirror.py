@@ -3,8 +3,6 @@
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,9 +18,8 @@ from facetrain.errors import CheckpointError, DamagedCheckpointError, RunError, 
 from facetrain.run.folder.run_state import read_state
 from facetrain.run.request import TrainRequest
 from facetrain.run.train import train as train_request
-from tests.support import training
+from tests.support import command, training
 from tests.support.checkpoints import flip_a_bit
-from tests.support.command import environment, restore_signals
 from tests.support.object_store import BUCKET
 from tests.support.processes import descendants, kill
 from tests.support.ranks import free_ports
@@ -36,12 +33,9 @@ STORE = ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_
 def start(folder, *arguments):
     """Start `facetrain ARGUMENTS` in a folder, which stands for the disk of a host."""
     folder.mkdir(exist_ok=True)
-    variables = environment(**{name: os.environ[name] for name in STORE if name in os.environ})
-    command = [sys.executable, "-m", "facetrain", *map(str, arguments)]
+    variables = {name: os.environ[name] for name in STORE if name in os.environ}
     with (folder / "output.txt").open("a") as output:
-        return subprocess.Popen(
-            command, env=variables, cwd=folder, stdout=output, stderr=output, preexec_fn=restore_signals
-        )
+        return command.start(*arguments, cwd=folder, output=output, **variables)
 
 
 def wait_for_step(mirror, step, processes, timeout_s=120):

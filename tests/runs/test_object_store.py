@@ -10,10 +10,10 @@ from facetrain.cli.app import app
 from facetrain.config.loading import load_config
 from facetrain.errors import ConfigError
 from tests.support import training
-from tests.support.command import start
+from tests.support.command import facetrain
 from tests.support.datasets import write_records
 from tests.support.object_store import upload
-from tests.support.runs import losses
+from tests.support.runs import checked, losses
 
 KEYS = ("AKIAPLANTEDKEY", "planted-word-of-the-secret")
 
@@ -71,9 +71,7 @@ def test_ranks_that_share_a_small_cache_see_the_images_of_the_disk(ranks, url, d
     for name, changes in (("disk", [*settings, "data.workers=0"]), ("store", [*settings, *remote])):
         sets = [word for change in changes for word in ("--set", change)]
         arguments = ("--config", describe(steps=6), "--run-dir", tmp_path / name, "--nproc-per-node", ranks)
-        process = start("train", *arguments, *sets, **variables)
-        _, error = process.communicate()
-        assert process.returncode == 0, error
+        checked(facetrain("train", *arguments, *sets, variables=variables))
     assert losses(tmp_path / "store") == losses(tmp_path / "disk")
     assert weights(tmp_path / "store") == weights(tmp_path / "disk")
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.support.command import environment, facetrain, start
+from tests.support.command import ROOT, environment, facetrain, start
 from tests.support.processes import descendants, ranks_of
 from tests.support.ranks import free_ports
 from tests.support.runs import checked
@@ -31,6 +31,11 @@ def all_of(process):
     return lambda: [process.pid, *descendants(process.pid)]
 
 
+# Seconds for further nodes to join.
+QUICK = """
+from facetrain.distributed import node_agreement
+node_agreement.LAST_CALL_S = 2
+"""
 TWO_RANKS = ("--nproc-per-node", 2)
 
 
@@ -60,7 +65,8 @@ def test_no_command_on_one_host_listens_on_another_interface_than_loopback(
     }[command]
     if command == "resume":
         checked(facetrain("train", "--config", describe(steps=2), "--run-dir", folder))
-    process = start(*command.split(), *arguments, *options)
+    (tmp_path / "sitecustomize.py").write_text(QUICK)
+    process = start(*command.split(), *arguments, *options, PYTHONPATH=f"{tmp_path}:{ROOT}")
     addresses, _ = addresses_until_the_end(process, all_of(process))
     assert addresses and all(address.is_loopback for address in addresses)
 

@@ -3,8 +3,6 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from facetrain.checkpoint.load import Checkpoint
-from tests.support.command import ROOT, environment, facetrain, restore_signals
+from tests.support.command import ROOT, facetrain, start
 from tests.support.processes import (
     descendants,
     handles,
@@ -31,17 +29,15 @@ def started(describe, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(BLOCKED_BY_SIGUSR2)
     processes = []
 
-    def start(**variables):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "facetrain", "train", "--config", describe(), "--run-dir", tmp_path / "run",
-             *LONG, "--set", "checkpoint.every_steps=100000"],
-            env=environment(PYTHONPATH=f"{tmp_path}:{ROOT}", **variables), text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, preexec_fn=restore_signals,
+    def start_run(**options):
+        process = start(
+            "train", "--config", describe(), "--run-dir", tmp_path / "run", *LONG,
+            "--set", "checkpoint.every_steps=100000", new_session=True, PYTHONPATH=f"{tmp_path}:{ROOT}", **options,
         )  # fmt: skip
         processes.append(process)
         return process, tmp_path / "run"
 
-    yield start
+    yield start_run
     for process in processes:
         kill([process.pid, *descendants(process.pid)])
         process.communicate()
@@ -49,7 +45,7 @@ def started(describe, tmp_path):
 
 @pytest.mark.slow
 def test_the_process_of_the_command_trains_itself_and_starts_reading_processes_only(started):
-    process, folder = started()
+    process, folder = started(fresh=True)
     wait_for_step(folder, 2, process)
     commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in descendants(process.pid)]
     assert commands and not [command for command in commands if b"facetrain" in command.split(b"\0")]

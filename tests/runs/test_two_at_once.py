@@ -21,7 +21,8 @@ def test_a_second_resume_or_train_is_refused_while_the_first_one_lives_even_if_i
     describe, tmp_path
 ):
     config, folder = describe(), tmp_path / "run"
-    process = start("train", "--config", config, "--run-dir", folder, *LONG, "--set", "data.workers=0")
+    command = ("train", "--config", config, "--run-dir", folder, *LONG, "--set", "data.workers=0")
+    process = start(*command, fresh=True)  # a child of this process, which can wait for its stop
     try:
         wait_for_step(folder, 2, process)
         with pytest.raises(UsageError):  # before and after the first checkpoint

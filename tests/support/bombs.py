@@ -81,10 +81,11 @@ def _tar(
 
 
 def _embeddings_parquet(path: Path, *, rows: int, size: int, name: str) -> Path:
+    import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    flat = pa.array([1.0]).cast(pa.float32()).take(pa.array([0] * (rows * size)))
+    flat = pa.array(np.ones(rows * size, np.float32))
     columns = {
         "name": pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array([name])), "label": pa.array([0] * rows),
         "embedding": pa.FixedSizeListArray.from_arrays(flat, size),

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -108,32 +109,51 @@ def torchrun(processes: int, *arguments: object) -> subprocess.CompletedProcess:
 
 
 def start(
-    *arguments: object, fresh: bool = False, new_session: bool = False, **variables: str
+    *arguments: object,
+    cwd: Path | None = None,
+    output: IO[str] | None = None,
+    fresh: bool = False,
+    new_session: bool = False,
+    **variables: str,
 ) -> subprocess.Popen | ForkedCommand:
     """Start `facetrain ARGUMENTS` with additional environment variables, and return the running process.
+
+    Its outputs go to `output`, or to pipes that `communicate` reads.
 
     It is forked as in `facetrain`; what a test puts into a `sitecustomize.py` in PYTHONPATH is run. SIGINT and SIGHUP
     have their default actions even if the tests run in the background of a script or under nohup, which ignore them.
     """
     given = environment(**variables)
     if not fresh:
-        return ForkedCommand([*map(str, arguments)], given, new_session=new_session)
+        return ForkedCommand([*map(str, arguments)], given, cwd, output, new_session=new_session)
     return subprocess.Popen(
         [sys.executable, "-m", "facetrain", *map(str, arguments)], env=given, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=restore_signals, start_new_session=new_session,
+        cwd=cwd, stdout=output or subprocess.PIPE, stderr=output or subprocess.PIPE, preexec_fn=restore_signals,
+        start_new_session=new_session,
     )  # fmt: skip
 
 
 class ForkedCommand:
     """A command in a forked process, with those methods of `subprocess.Popen` that tests call."""
 
-    def __init__(self, arguments: list[str], variables: dict[str, str], *, new_session: bool) -> None:
-        pipes = [os.pipe() for _ in range(2)]
-        self.stdout, self.stderr = (os.fdopen(reader) for reader, _ in pipes)
-        writers = [os.fdopen(writer, "w") for _, writer in pipes]
-        self._process = _fork_command(arguments, variables, None, writers, new_session=new_session)
-        for writer in writers:
-            writer.close()
+    def __init__(
+        self,
+        arguments: list[str],
+        variables: dict[str, str],
+        cwd: Path | None,
+        output: IO[str] | None,
+        *,
+        new_session: bool,
+    ) -> None:
+        with ExitStack() as writers:
+            readers = []
+            outputs = [output, output] if output else []
+            while len(outputs) < 2:
+                reader, writer = os.pipe()
+                readers.append(os.fdopen(reader))
+                outputs.append(writers.enter_context(os.fdopen(writer, "w")))
+            self._process = _fork_command(arguments, variables, cwd, outputs, new_session=new_session)
+        self.stdout, self.stderr = readers or (None, None)
         self.pid: int = self._process.pid
         self._texts: list[Future[str]] = []
 

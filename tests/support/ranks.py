@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import random
@@ -25,8 +26,8 @@ def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, fresh: 
     `function` must be defined at the top level of a module, and return tensors, arrays, numbers, strings, or
     lists and dicts of them. An exception on a rank is raised here with the traceback of that rank.
 
-    The ranks are forked from a process that has imported torch and done nothing else. With `fresh`, each of them
-    imports all modules itself, under the environment of this process.
+    The ranks are forked from a process that has imported torch and done nothing else. With `fresh`, that
+    is a new one, which imports all modules under the environment of this process.
     """
     with tempfile.TemporaryDirectory() as folder:
         start_ranks(_worker, (world_size, function, args, folder), world_size, fresh=fresh)
@@ -49,11 +50,17 @@ def start_ranks(
 ) -> None:
     """Call `function(rank, *args)` in `world_size` new processes and wait for them; see `run_ranks`."""
     if fresh:
-        mp.spawn(function, args, nprocs=world_size)
+        mp.spawn(_fork, (function, args, world_size))
         return
     multiprocessing.set_forkserver_preload(PRELOADED)
     environment = dict(os.environ)  # may differ from that in which the server was started
     mp.start_processes(_call, (function, environment, args), nprocs=world_size, start_method="forkserver")
+
+
+def _fork(_: int, function: Callable[..., Any], args: tuple[Any, ...], world_size: int) -> None:
+    for name in PRELOADED:
+        importlib.import_module(name)
+    mp.start_processes(function, args, nprocs=world_size, start_method="fork")
 
 
 def _call(

@@ -92,7 +92,7 @@ def test_the_head_is_measured_in_its_variants():
 
 @pytest.mark.slow
 def test_a_backbone_is_measured_with_pytorchs_defaults_and_with_facetrains_settings():
-    report = measure_backbones(["plain", "facetrain"], "mbf", batch_size=4, image_size=48, steps=1, rounds=2)
+    report = measure_backbones(["plain", "facetrain"], "mbf", batch_size=4, image_size=16, steps=1, rounds=2)
     plain, tuned = report["variants"]["plain"], report["variants"]["facetrain"]
     assert plain["times_plain"] == 1 and len(plain["rounds"]) == 2
     assert tuned["times_plain"] == tuned["images_per_s"] / plain["images_per_s"]

@@ -80,6 +80,8 @@ def test_networks_of_timm_are_exported_for_any_number_of_images(model, tmp_path,
     pytest.importorskip("timm", reason="timm is not installed")
     torch.manual_seed(0)
     network = build_backbone(f"timm/{backbone}", image_size=32, embedding_size=16).eval()
+    if "vit" in backbone:
+        network.network.blocks = network.network.blocks[:2]  # all twelve are alike
     path = tmp_path / f"exported{FORMATS[name].suffix}"
     exported = export(replace(model, network=network), name, path, ExportOptions())
     assert exported.comparison is None or exported.comparison.difference < 1e-5
