@@ -32,9 +32,7 @@ def plan(*arguments):
 
 @pytest.mark.slow
 def test_the_json_of_a_plan_has_memory_and_limits():
-    done = facetrain(
-        "plan", "--config", CONFIG, "--gpus", 8, "--memory", 80, *FEW_BLOCKS, "--json", fresh=True
-    )
+    done = facetrain("plan", "--config", CONFIG, "--gpus", 8, "--memory", 80, *FEW_BLOCKS, "--json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["fits"] and report["fewest_gpus"] == 1

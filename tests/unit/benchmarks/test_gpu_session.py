@@ -137,7 +137,7 @@ def test_a_job_that_fails_is_recorded_with_its_last_lines(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("group", ["rates", "oracle", "sync", "backbone"])
+@pytest.mark.parametrize("group", ["rates", "oracle", "sync"])
 def test_a_rehearsed_job_measures(group):
     job = next(job for job in list_jobs(ROOT, gpus=0) if job.group == group)
     record = record_of(job, 240, ROOT)
@@ -147,7 +147,7 @@ def test_a_rehearsed_job_measures(group):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("group", ["self-test", "run", "steps", "head"])
+@pytest.mark.parametrize("group", ["self-test", "run", "backbone", "steps", "head"])
 def test_a_rehearsed_job_of_minutes_measures(group):
     job = next(job for job in list_jobs(ROOT, gpus=0) if job.group == group)
     record = record_of(job, 400, ROOT)
