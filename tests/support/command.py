@@ -118,10 +118,9 @@ def start(
 ) -> subprocess.Popen | ForkedCommand:
     """Start `facetrain ARGUMENTS` with additional environment variables, and return the running process.
 
-    Its outputs go to `output`, or to pipes that `communicate` reads.
-
-    It is forked as in `facetrain`; what a test puts into a `sitecustomize.py` in PYTHONPATH is run. SIGINT and SIGHUP
-    have their default actions even if the tests run in the background of a script or under nohup, which ignore them.
+    Its outputs go to `output`, or to pipes that `communicate` reads. It is forked as in `facetrain`; what a test puts
+    into a `sitecustomize.py` in PYTHONPATH is run. SIGINT and SIGHUP have their default actions even if the tests run
+    in the background of a script or under nohup, which ignore them.
     """
     given = environment(**variables)
     if not fresh:
