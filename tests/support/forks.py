@@ -50,8 +50,12 @@ def customize() -> None:
 
 
 def fork_ranks() -> None:
-    """Let torch's elastic agent in this process fork its ranks."""
-    SubprocessHandler._popen = _fork  # type: ignore[method-assign]
+    """Let torch's elastic agent in this process fork its ranks.
+
+    Not beside a GPU: after a fork, CUDA refuses a process whose parent has counted the GPUs.
+    """
+    if not Path("/dev/nvidiactl").exists():
+        SubprocessHandler._popen = _fork  # type: ignore[method-assign]
 
 
 class _Fork:
