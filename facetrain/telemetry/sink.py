@@ -90,14 +90,16 @@ class Sinks:
 
     def close(self) -> None:
         """Close every sink, also those that were given up: they may have files, threads and processes."""
-        for sink in self._given_up:
-            with suppress(Exception):
-                sink.close()
+        given_up = list(self._given_up)
         for entry in list(self._sinks):
             try:
                 entry[1].close()
             except Exception as error:
                 self._give_up(entry, error)
+        # Last: one that waits for a server that is gone must not hold up the metrics of the others.
+        for sink in given_up:
+            with suppress(Exception):
+                sink.close()
 
     def _give_up(self, entry: tuple[str, Sink], error: Exception) -> None:
         warn(f"log.sinks: {entry[0]} failed ({error_reason(error)}); it gets no more metrics until a resume")

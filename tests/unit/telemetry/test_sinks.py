@@ -96,27 +96,34 @@ def test_a_sink_that_cannot_be_opened_is_given_up_and_wrong_options_are_refused(
     assert OwnSink.closed == 1, "the one that was open"
 
 
-def test_a_sink_that_was_given_up_is_closed_with_the_others(tmp_path, monkeypatch, capfd):
-    class FailingSink:
-        closed = 0
+def test_sinks_that_were_given_up_are_closed_once_and_after_the_others(tmp_path, monkeypatch, capfd):
+    closed = []
 
-        def __init__(self, run):
-            pass
+    class FailingSink:
+        def __init__(self, run, at):
+            self.at = at
+
+        def fail_at(self, place):
+            if self.at == place:
+                raise ConnectionResetError(104, "Connection reset by peer")
 
         def write(self, step, values):
-            raise ConnectionResetError(104, "Connection reset by peer")
+            self.fail_at("write")
 
         def close(self):
-            FailingSink.closed += 1
-            raise ConnectionResetError(104, "Connection reset by peer")
+            closed.append(self.at)
+            self.fail_at("write")
+            self.fail_at("close")
 
     monkeypatch.setattr("facetrain.telemetry.sink.load_part", lambda place, key: FailingSink)
-    sinks = Sinks([OwnPart(type="own:Sink")], logged(tmp_path))
+    places = ("write", "close", "never")
+    sinks = Sinks([OwnPart(type="own:Sink", options={"at": at}) for at in places], logged(tmp_path))
     for step in range(3):
         sinks.write(step, {"loss": 1.0})
-    assert FailingSink.closed == 0
+    assert not closed
     sinks.close()
-    assert FailingSink.closed == 1 and capfd.readouterr().err.count("own:Sink failed") == 1
+    assert closed == ["close", "never", "write"]
+    assert capfd.readouterr().err.count("own:Sink failed") == 2
 
 
 class RefusedSink(OwnSink):
