@@ -127,12 +127,7 @@ def build(agreed: Agreed, world: World, check_lock: Callable[[], None], began_at
         _check_named_metrics(config, inputs.sets, state)
     # After every rank has restored its part: if the checkpoint is damaged, or the config does not fit it, the folder
     # must remain unchanged.
-    sinks, warnings = _begin_in_folder(agreed, config, state, schedule)
-    # Not earlier: on the other hosts of a refused resume, the folder must remain unchanged too.
-    write_collectives_to(agreed.folder)
-    log = log_to(agreed.folder / LOG_FILE, world.rank)
-    for warning in warnings if world.is_leader else ():
-        warn(warning)
+    sinks, log = _begin_in_folder(agreed, config, state, schedule)
     return Parts(
         plan=plan,
         config=agreed.config,
@@ -166,8 +161,8 @@ def _mirror_named(config: Config) -> Iterator[None]:
 
 def _begin_in_folder(
     agreed: Agreed, config: Config, state: TrainState, schedule: StepSchedule
-) -> tuple[Sinks | None, list[str]]:
-    """Open the sinks of the run and write its folder; return the sinks, and what is to be warned of. Collective."""
+) -> tuple[Sinks | None, LogFile]:
+    """Open the sinks of the run, write its folder and open its log; return sinks and log. Collective."""
     world, warnings = state.world, list[str]()
     sinks = None
     try:
@@ -180,11 +175,16 @@ def _begin_in_folder(
                 warnings += sinks.faults if sinks else []
             if agreed.hosts.is_owner:
                 warnings += _open_folder(agreed, state, schedule)
+        # Not earlier: on the other hosts of a refused resume, the folder must remain unchanged too.
+        write_collectives_to(agreed.folder)
+        log = log_to(agreed.folder / LOG_FILE, world.rank)
     except BaseException:
         if sinks:
             sinks.close()
         raise
-    return sinks, warnings
+    for warning in warnings if world.is_leader else ():
+        warn(warning)
+    return sinks, log
 
 
 def build_network(
