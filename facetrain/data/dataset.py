@@ -107,7 +107,8 @@ def identity_names(dataset: FaceDataset) -> Iterator[str] | None:
 
 def evenly_spread(total: int, most: int) -> list[int]:
     """Return the numbers of `most` of `total` images at equal distances, ascending; of all images if they are fewer."""
-    return sorted({number * total // most for number in range(most)})
+    count = min(total, most)
+    return [number * total // count for number in range(count)]
 
 
 def image_landmarks(dataset: FaceDataset) -> np.ndarray | None:
