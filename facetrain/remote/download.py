@@ -264,7 +264,7 @@ def _sound_copy(folder: Path, name: str) -> Copy | None:
 
 
 def _read_record(folder: Path, name: str) -> Copy | None:
-    """Return the record of a copy; None if there is none, or it leads out of the folder."""
+    """Return the record of a copy; None if there is none, or it leads out of the cache."""
     try:
         record = parse_json((folder / f"{name}.json").read_text("utf-8"))
         files = {file: (str(sha256), list(stamp)) for file, (sha256, stamp) in record["files"].items()}
