@@ -215,6 +215,11 @@ class PartialFC(BaseHead):
         self._sampler.flush()
         return self.__dict__
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        # `copy.deepcopy` gives a parameter memory of its own, apart from the rows that are updated.
+        self.weight.data = self._tables.by_name["weight"].data
+
     def _allocate(self, storage: Storage) -> tuple[RowTables, nn.Parameter]:
         """Return the tables of the centers and of the optimizer's moments, and the former as a parameter."""
         columns = self.embedding_size

@@ -116,9 +116,10 @@ def test_a_copy_of_a_head_and_a_saved_one_continue_as_it_does(rate):
         torch.testing.assert_close(other(*batch(1)), loss, rtol=0, atol=0)
 
 
-def test_a_copy_of_a_head_whose_rows_are_prefetched_has_the_last_update_and_continues_as_it_does():
+@pytest.mark.parametrize("placement", ["device", "host"])
+def test_a_copy_of_a_head_that_updates_its_rows_has_the_last_update_and_continues_as_it_does(placement):
     head = facetrain.PartialFC(
-        "cosface", SIZE, CLASSES, 0.3, storage=Storage(placement="host"), update=CenterUpdate()
+        "cosface", SIZE, CLASSES, 0.3, storage=Storage(placement=placement), update=CenterUpdate()
     )
 
     def train(head, step):
@@ -133,6 +134,7 @@ def test_a_copy_of_a_head_whose_rows_are_prefetched_has_the_last_update_and_cont
     assert torch.equal(other.weight, head.weight)
     assert all(torch.equal(train(other, step), train(head, step)) for step in (2, 3))
     assert torch.equal(other.row_state()["weight"], head.row_state()["weight"])
+    assert torch.equal(other.state_dict()["weight"], head.state_dict()["weight"])
 
 
 def test_the_options_of_a_margin_are_not_taken_for_norms():
