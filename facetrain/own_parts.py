@@ -101,9 +101,9 @@ def load_part(place: str, named_by: str) -> Any:
 def _modules_of(part: Any, place: str) -> tuple[str, str]:
     """Return the names of the module that defines a part, and of the one that its place names, which may import it."""
     named = place.partition(":")[0]
-    # Another object, such as a `functools.partial`, has the module of its type.
+    # Another object, such as a `functools.partial`, has the module of its type, and a method of a C type has none.
     has_own = isinstance(part, type) or inspect.isroutine(part)
-    return (part.__module__ if has_own else None) or named, named
+    return (getattr(part, "__module__", None) if has_own else None) or named, named
 
 
 def _file_digest(module: str) -> str:

@@ -212,6 +212,20 @@ def test_a_file_that_has_changed_since_its_import_is_refused_until_it_is_loaded_
     assert own_parts.source_digest(places[0]) != before
 
 
+@pytest.mark.parametrize(
+    "part", ["torch.Tensor.clamp", "torch.relu", "math.exp", "functools.partial(F)", "F()", "F().__call__"]
+)
+def test_every_callable_of_a_module_has_a_digest(tmp_path, monkeypatch, part):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(own_parts, "_allowed", {"callable_part:f"})
+    monkeypatch.delitem(sys.modules, "callable_part", raising=False)
+    (tmp_path / "callable_part.py").write_text(
+        f"import functools, math, torch\nclass F:\n    def __call__(self, x): return x\nf = {part}\n"
+    )
+    own_parts.require_unchanged("callable_part:f", "key")
+    assert own_parts.source_digest("callable_part:f")
+
+
 @pytest.mark.parametrize(("trained", "warned"), [("the same", False), ("0" * 64, True), ("", False)])
 def test_weights_of_another_version_of_a_network_give_a_warning(
     tmp_path, monkeypatch, capsys, trained, warned

@@ -91,6 +91,8 @@ def read_subjects(bin_path: Path, same_P: np.ndarray) -> np.ndarray | None:
         if header != ["subject"] or len(rows) != count or any(len(row) != 1 for row in rows):
             raise ValueError(f"expected a line `subject`, and then one subject for each of {count:,} images")
         names_N = [name for (name,) in rows]
+        if "" in names_N:  # images without a name would count as one person
+            raise ValueError(f"the subject of image {names_N.index('')} is empty")
         if not subjects_agree(names_N, same_P.tolist()):
             raise ValueError("contradicts the labels of the pairs")
     except (OSError, ValueError, csv.Error) as error:

@@ -198,6 +198,9 @@ def check_inputs(
             # A changed config may name others.
             before = {target: digest for target, digest in before.items() if target in now}
             now = {target: digest for target, digest in now.items() if target in before}
+        if name == "code" and isinstance(before, dict):
+            # Empty: earlier builds had no digest of objects and of functions of compiled code.
+            before = {key: digest or now.get(key) for key, digest in before.items()}
         if before != now:
             raise ConfigError(
                 f"{keys[0]}: {checkpoint.folder} was trained with other {words}: {json.dumps(before)} → "

@@ -161,3 +161,10 @@ def test_other_images_sets_or_embeddings_of_a_teacher_are_refused_unless_set(nam
 
 def test_another_list_of_verification_sets_is_no_other_content():
     check(digests_of("d", "", sets={"cfp": "b"}), dataset="d", sets={"lfw": "a"})
+
+
+def test_code_whose_digest_an_earlier_build_left_empty_is_not_other_code():
+    now = {"model.backbone": "1", "head.margin.type": "2"}
+    check({"code": now}, code={"model.backbone": "", "head.margin.type": "2"})
+    with pytest.raises(ConfigError, match="source file has changed"):
+        check({"code": now}, code={"model.backbone": "", "head.margin.type": "3"})

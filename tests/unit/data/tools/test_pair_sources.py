@@ -73,6 +73,7 @@ def test_the_subjects_of_a_list_are_written_beside_the_set_and_used(flat, tmp_pa
         "subject\nann\nann\nann\n",
         "subject\nann\nann\nann\nann\n",
         "ann\nann\nann\nbob\n",
+        'subject\n""\n""\nbob\nann\n',
         "subject\n" + "x" * 9999,
     ],
 )
