@@ -130,13 +130,17 @@ def _train(**asked: Any) -> Run:
         raise UsageError(f"{name}: {fault['input']!r}: {fault['msg']}") from None
     _require_main_thread()
     folders, before = list[Path](), signal.getsignal(signal.SIGTERM)
-    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    used_before = torch.cuda.is_initialized()
+    gpus = range(torch.cuda.device_count()) if used_before else ()
     try:
         with torch.random.fork_rng(gpus):
             code = train_request(request, on_folder=folders.append)
         # Known only now: a new run gets a number, and a run in a mirror continues in a folder of this machine.
         return _finished(folders[-1], code)
     finally:
+        if torch.cuda.is_initialized() and not used_before:
+            # As their first use would have. A seed that the program gave to GPUs alone is lost.
+            torch.cuda.manual_seed_all(torch.initial_seed())
         if before is not None:  # None: it was not set by Python
             signal.signal(signal.SIGTERM, before)
 

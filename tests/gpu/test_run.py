@@ -1,6 +1,8 @@
 """Whole runs on GPUs against the same runs on the CPU, and a step whose host does not wait."""
 
 import math
+import subprocess
+import sys
 from itertools import islice
 
 import pytest
@@ -48,6 +50,21 @@ def test_losses_are_those_of_the_cpu(name, describe, tmp_path):  # noqa: F811
     found = trained(config, tmp_path / "gpu", f"train.device={DEVICE}")
     assert found[:2] == pytest.approx(expected[:2], rel=1e-3)
     assert found == pytest.approx(expected, rel=2e-2)
+
+
+def test_a_program_whose_run_is_the_first_to_use_a_gpu_draws_there_as_without_it(describe, tmp_path):  # noqa: F811
+    program = """
+import sys, torch, facetrain
+torch.manual_seed(3)
+if len(sys.argv) > 1:
+    facetrain.train(*sys.argv[1:], eval={"targets": []}, train={"device": "cuda"})
+print(torch.rand(3, device="cuda").tolist())
+"""
+    without, after = (
+        subprocess.run([sys.executable, "-c", program, *given], check=True, capture_output=True, text=True)
+        for given in ([], [describe(steps=2), tmp_path / "run"])
+    )
+    assert after.stdout.splitlines()[-1] == without.stdout.splitlines()[-1]
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
