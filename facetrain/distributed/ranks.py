@@ -263,8 +263,11 @@ class Ranks:
                 if named is not None and time.monotonic() > report_at:
                     report_at = time.monotonic() + _REPORT_S
                     who = f"rank {named} ({self.place(named)})"
+                    # Most often its data are on a disk that does not answer.
                     print(
-                        f"waiting for {who}: it still opens the data of the run", file=sys.stderr, flush=True
+                        f"waiting for {who}, which has not opened its data and files yet",
+                        file=sys.stderr,
+                        flush=True,
                     )
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _SLOWEST_POLL_S)

@@ -99,7 +99,7 @@ def test_a_rank_that_hangs_while_the_run_starts_is_named(late, monkeypatch, capf
 
     with ThreadPoolExecutor(3) as threads:
         assert list(threads.map(start, range(3))) == [("the plan", [0, 1, 2])] * 3
-    line = f"waiting for rank {late} ({places[late]}): it still opens the data of the run\n"
+    line = f"waiting for rank {late} ({places[late]}), which has not opened its data and files yet\n"
     assert capfd.readouterr().err == line, "once, by one rank"
 
 
