@@ -93,7 +93,8 @@ def print_written(written: Sequence[WrittenDataset], as_json: bool = False, **fa
         return
     for dataset in written:
         echo_line(f"{dataset.folder}: {images_text(dataset.images, dataset.identities)}")
-    if settings := written[0].mixture_settings:
+    # The parts of a split dataset have left out the same ones.
+    if settings := next((dataset.mixture_settings for dataset in written), ()):
         echo_line(
             f"  settings of the mixture, left out: {', '.join(settings)}; to keep them, train on the mixture"
         )
