@@ -10,7 +10,7 @@ import sys
 import time
 from types import FrameType
 
-_SOON_S = 0.001
+_SOON_S, _AGAIN_S = 0.001, 0.05
 _LONGEST_S = 5.0
 """Seconds for which a signal waits for the end of an import, which can be slow work of a module of one's own."""
 _waits_since: list[float] = []
@@ -62,5 +62,12 @@ def _replaces_exceptions(frame: FrameType) -> bool:
 
 def raise_soon(number: int) -> None:
     """Send a signal to this process in a moment."""
-    signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(number))
-    signal.setitimer(signal.ITIMER_REAL, _SOON_S)
+
+    def repeat(*_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.raise_signal(number)
+
+    signal.signal(signal.SIGALRM, repeat)
+    # More than one alarm: Python calls handlers between its own steps, and one that comes just before a wait in C would
+    # be handled after that wait alone.
+    signal.setitimer(signal.ITIMER_REAL, _SOON_S, _AGAIN_S)

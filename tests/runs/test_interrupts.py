@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from facetrain import signals
 from tests.support.command import ROOT, environment, restore_signals
 from tests.support.processes import descendants, kill, wait_until_gone
 from tests.support.runs import LONG
@@ -105,6 +106,17 @@ def test_ctrl_c_while_pydantic_builds_a_validator_comes_after_it():
     command = [sys.executable, "-c", VALIDATED]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
+
+
+def test_a_signal_that_waits_is_sent_again_until_python_has_handled_it(monkeypatch):
+    # The first alarm can come just before a wait in C, which then goes on: the next one ends it.
+    monkeypatch.setattr(signals, "_SOON_S", 600)
+    received = []
+    signal.signal(signal.SIGUSR2, lambda *_: received.append(1))
+    signals.raise_soon(signal.SIGUSR2)
+    assert signal.getitimer(signal.ITIMER_REAL)[1] > 0
+    signal.raise_signal(signal.SIGALRM)
+    assert received == [1] and signal.getitimer(signal.ITIMER_REAL) == (0, 0)
 
 
 SLOW_IMPORT = """
