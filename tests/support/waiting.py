@@ -1,11 +1,16 @@
-"""Waits for what a test cannot be told of, with a limit: a test that fails must not wait for ever."""
+"""Waits for what a test cannot be told of, with a limit: a test that fails must not wait for ever. And waits that a
+test decides itself.
+"""
 
 from __future__ import annotations
 
 import subprocess
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import TypeVar
+
+import pytest
 
 T = TypeVar("T")
 
@@ -23,3 +28,8 @@ def wait_until(
         assert ended is None, f"ended with {ended.returncode}: {ended.communicate()[1]}"
         assert time.monotonic() < deadline, f"not within {timeout_s:g} s"
         time.sleep(every_s)
+
+
+def set_time(monkeypatch: pytest.MonkeyPatch, module: str, **functions: Callable) -> None:
+    """Replace functions of `time` in one module alone: the threads of other tests sleep with the same `time`."""
+    monkeypatch.setattr(f"{module}.time", SimpleNamespace(**vars(time) | functions))

@@ -21,6 +21,7 @@ from benchmarks.gpu_session.session import Session, run_in_process
 from facetrain.errors import UsageError
 from tests.support.command import ROOT
 from tests.support.processes import wait_until_gone
+from tests.support.waiting import set_time
 
 ROW = {"what": "r50", "quantity": "images/s", "expected": 2000.0, "measured": 3000.0}
 
@@ -30,7 +31,7 @@ class Clock:
 
     def __init__(self, monkeypatch):
         self.now = 0.0
-        monkeypatch.setattr("benchmarks.gpu_session.session.time.monotonic", lambda: self.now)
+        set_time(monkeypatch, "benchmarks.gpu_session.session", monotonic=lambda: self.now)
 
 
 def runner(clock, takes, **records):

@@ -8,6 +8,7 @@ import pytest
 
 from facetrain.distributed import node_agreement
 from facetrain.distributed.node_agreement import GroupStart, Member, SignsOfLife
+from tests.support.waiting import set_time
 
 
 def alive(node):
@@ -18,7 +19,7 @@ def alive(node):
 def clock(monkeypatch):
     """A clock that the test sets; a list of one number."""
     now = [0.0]
-    monkeypatch.setattr(node_agreement.time, "monotonic", lambda: now[0])
+    set_time(monkeypatch, node_agreement.__name__, monotonic=lambda: now[0])
     return now
 
 

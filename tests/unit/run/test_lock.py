@@ -17,6 +17,7 @@ from facetrain.run.folder import lock as lock_module
 from facetrain.run.folder.lease import Lease
 from facetrain.run.folder.lock import LOCK_FILE, Holder, RunLock, has_lock, is_locked
 from tests.support.faults import full, small_disk
+from tests.support.waiting import set_time
 
 FAST = {"beat_s": 0.02, "silence_s": 0.3}
 
@@ -123,16 +124,15 @@ def test_the_lock_of_another_host_is_stale_when_it_does_not_change(tmp_path, cap
 
 def test_an_outage_of_the_file_system_does_not_make_the_lock_of_another_host_stale(tmp_path, monkeypatch):
     lock_of(tmp_path, host="node7", machine="node7 boot 1", pid=123)
-    looks, sleep = [], time.sleep
+    looks = []
     lock = RunLock(tmp_path, silence_s=0.5, outage_s=0.2)
 
     def pause(seconds):
         looks.append(time.monotonic())
-        sleep(
-            0.6 if len(looks) == 1 else seconds
-        )  # at first the server answers no read, and takes no rewrite
+        # At first the server answers no read, and takes no rewrite.
+        time.sleep(0.6 if len(looks) == 1 else seconds)
 
-    monkeypatch.setattr("facetrain.run.folder.lock.time.sleep", pause)
+    set_time(monkeypatch, lock_module.__name__, sleep=pause)
     lock.acquire()
     assert time.monotonic() - looks[0] >= 0.6 + 0.5
     lock.release()
@@ -146,7 +146,7 @@ def test_a_lock_of_another_host_that_is_released_while_it_is_watched_is_free(tmp
         monkeypatch.undo()
         (tmp_path / LOCK_FILE).unlink()
 
-    monkeypatch.setattr("facetrain.run.folder.lock.time.sleep", release)
+    set_time(monkeypatch, lock_module.__name__, sleep=release)
     lock.acquire()
     assert has_lock(tmp_path, lock.token)
     lock.release()
@@ -164,7 +164,7 @@ def test_a_host_that_does_not_see_the_lock_yet_looks_again_and_changes_the_folde
         if len(looks) == 3:
             shown.rename(tmp_path / LOCK_FILE)
 
-    monkeypatch.setattr("facetrain.run.folder.lock.time.sleep", look_again)
+    set_time(monkeypatch, lock_module.__name__, sleep=look_again)
     assert not has_lock(tmp_path, lock.token) and not looks
     assert has_lock(tmp_path, lock.token, within_s=60.0) and looks == [True] * 3
     assert [path.name for path in tmp_path.iterdir()] == [LOCK_FILE]

@@ -11,6 +11,7 @@ from facetrain.run.callbacks import live_report
 from facetrain.run.callbacks.live_report import LiveReport, write_first_batch
 from facetrain.run.folder.run_state import Start, train_recorded
 from facetrain.telemetry.log import logger
+from tests.support.waiting import set_time
 
 
 def test_the_page_follows_a_run_within_its_share_of_the_time(tmp_path, state, monkeypatch):
@@ -26,7 +27,7 @@ def test_the_page_follows_a_run_within_its_share_of_the_time(tmp_path, state, mo
 
     real = live_report.write_run_report
     monkeypatch.setattr(live_report, "write_run_report", write)
-    monkeypatch.setattr(live_report.time, "monotonic", lambda: now)
+    set_time(monkeypatch, live_report.__name__, monotonic=lambda: now)
     browser = SimpleNamespace(open=lambda address: opened.append(address) or True)
     monkeypatch.setattr(live_report.webbrowser, "get", lambda: browser)
     page = LiveReport(tmp_path, opens_browser=True)
