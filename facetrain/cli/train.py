@@ -178,7 +178,7 @@ def _device(request: TrainRequest, *, alone: bool) -> str:
     from facetrain.run.asked_config import asked_config, recorded_config
 
     try:
-        asked = asked_config(request) if request.command == "train" else recorded_config(request).asked
+        asked = asked_config(request) if request.command == "train" else recorded_config(request)[1]
         require_dataset(asked.config.data)
     except FacetrainError:
         if alone:

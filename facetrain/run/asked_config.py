@@ -76,16 +76,10 @@ def asked_config(request: TrainRequest) -> AskedConfig:
     return AskedConfig(config, set_keys | {"eval.targets"}, given, remarks)
 
 
-@dataclass(frozen=True)
-class RecordedConfig:
-    """Config of a run that continues, with its folder on this disk."""
-
-    folder: Path
-    asked: AskedConfig
-
-
-def recorded_config(request: TrainRequest) -> RecordedConfig:
+def recorded_config(request: TrainRequest) -> tuple[Path, AskedConfig]:
     """Read the config of the run that `resume` names: from its folder, or from its mirror if it is not here yet.
+
+    Return the folder on this disk, and the config.
 
     Raises:
         UsageError: there is no such run; or no folder for the temporary files of its mirror.
@@ -116,7 +110,7 @@ def recorded_config(request: TrainRequest) -> RecordedConfig:
         allow_code_of(config)
     require_code_allowed(config, where)
     keys = override_keys(request.overrides)
-    return RecordedConfig(folder, AskedConfig(config, keys, plain_config(config), tuple(remarks)))
+    return folder, AskedConfig(config, keys, plain_config(config), tuple(remarks))
 
 
 def _build(request: TrainRequest, *more: str) -> Config:

@@ -104,8 +104,7 @@ def claim_run(request: TrainRequest, ranks: Ranks, launchers: Sequence[str], lea
     """
     folders = FolderClaim(launchers, ranks.restarts, lease)
     if request.command == "resume":
-        recorded = recorded_config(request)
-        folder, asked = recorded.folder, recorded.asked
+        folder, asked = recorded_config(request)
         lease.create(folder, exist_ok=True)  # of a run that is only in its mirror yet
     else:
         asked = asked_config(request)

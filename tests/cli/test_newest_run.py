@@ -49,8 +49,8 @@ def test_report_takes_the_newest_run(runs):
 
 def test_resume_takes_the_newest_run(runs):
     assert "runs/a" in str(refusal("resume", "--set", "train.device=cpu"))
-    found = recorded_config(TrainRequest(command="resume"))
-    assert (found.folder, found.asked.remarks) == (Path("runs/a"), ("runs/a: the newest run",))
+    folder, asked = recorded_config(TrainRequest(command="resume"))
+    assert (folder, asked.remarks) == (Path("runs/a"), ("runs/a: the newest run",))
 
 
 @pytest.mark.parametrize("command", ["eval", "report", "resume"])
