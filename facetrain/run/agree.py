@@ -88,7 +88,7 @@ def agree(ranks: Ranks, request: TrainRequest, lease: Lease, pin: Callable[[str]
         return plan.model_dump(mode="json", by_alias=True)
 
     plan = RunPlan.model_validate(ranks.decide(decide_what))
-    config, inputs = with_absolute_paths(plan.config), None
+    config = with_absolute_paths(plan.config)
     with ranks.failing_together():
         # The user of each host has given the config, or has allowed the code in it.
         if request.command == "train" or request.allow_code:

@@ -117,8 +117,7 @@ def build(agreed: Agreed, world: World, check_lock: Callable[[], None], began_at
     with fail_together(world):
         check_precision(config, world)
         augment = build_augment(config)
-    schedule = agreed.schedule
-    state, network = build_network(config, world, inputs.source, schedule, agreed.folder)
+    state, network = build_network(config, world, inputs.source, agreed.schedule, agreed.folder)
     with fail_together(world):
         if checkpoint is not None:
             with _mirror_named(config):
@@ -127,14 +126,14 @@ def build(agreed: Agreed, world: World, check_lock: Callable[[], None], began_at
         _check_named_metrics(config, inputs.sets, state)
     # After every rank has restored its part: if the checkpoint is damaged, or the config does not fit it, the folder
     # must remain unchanged.
-    sinks, log = _begin_in_folder(agreed, config, state, schedule)
+    sinks, log = _begin_in_folder(agreed, config, state)
     return Parts(
         plan=plan,
         config=agreed.config,
         hosts=agreed.hosts,
         source=inputs.source,
         sets=inputs.sets,
-        schedule=schedule,
+        schedule=agreed.schedule,
         state=state,
         network=network,
         augment=augment,
@@ -159,22 +158,20 @@ def _mirror_named(config: Config) -> Iterator[None]:
         ) from error
 
 
-def _begin_in_folder(
-    agreed: Agreed, config: Config, state: TrainState, schedule: StepSchedule
-) -> tuple[Sinks | None, LogFile]:
+def _begin_in_folder(agreed: Agreed, config: Config, state: TrainState) -> tuple[Sinks | None, LogFile]:
     """Open the sinks of the run, write its folder and open its log; return sinks and log. Collective."""
     world, warnings = state.world, list[str]()
     sinks = None
     try:
         with fail_together(world):
             if world.is_leader:
-                left = schedule.total_steps - state.step
+                left = agreed.schedule.total_steps - state.step
                 warnings += check_start(config, agreed.folder, agreed.inputs.source, state, left)
                 # Before the folder is written: a sink may refuse the run.
                 sinks = open_sinks(agreed.config, agreed.folder, agreed.plan.run_id, agreed.plan.step)
                 warnings += sinks.faults if sinks else []
             if agreed.hosts.is_owner:
-                warnings += _open_folder(agreed, state, schedule)
+                warnings += _open_folder(agreed, state)
         # Not earlier: on the other hosts of a refused resume, the folder must remain unchanged too.
         write_collectives_to(agreed.folder)
         log = log_to(agreed.folder / LOG_FILE, world.rank)
@@ -224,7 +221,7 @@ def _check_named_metrics(config: Config, sets: list[PairSet], state: TrainState)
             require_metric(key, metric, known or [f"{name}/accuracy, {name}/auc, …" for name in names])
 
 
-def _open_folder(agreed: Agreed, state: TrainState, schedule: StepSchedule) -> list[str]:
+def _open_folder(agreed: Agreed, state: TrainState) -> list[str]:
     """Write the files that describe the run to the folder of this disk; return what differs from before."""
     plan, folder, world, checkpoint = agreed.plan, agreed.folder, state.world, agreed.checkpoint
     environment = describe_environment(folder, world, plan.command_line, agreed.launchers)
@@ -234,7 +231,7 @@ def _open_folder(agreed: Agreed, state: TrainState, schedule: StepSchedule) -> l
     if checkpoint is not None:
         differences += environment_changes(recorded_environment(folder), environment)
         differences += _leave_later_checkpoints(folder, checkpoint.step)
-        differences += describe_batch_change(checkpoint, agreed.config, schedule, world.size)
+        differences += describe_batch_change(checkpoint, agreed.config, agreed.schedule, world.size)
         mirror = open_mirror(agreed.config, folder)
         if mirror and world.is_leader:
             # First: a process that still trains this run elsewhere must upload no more.
