@@ -65,7 +65,7 @@ def initialize_backbone(
     images: Callable[[], Tensor] | None,
     *,
     first_blocks_of: dict[str, Any] | None = None,
-) -> list[str]:
+) -> None:
     """Load the weights of a run, a checkpoint, or a file that `facetrain eval` accepts.
 
     Args:
@@ -78,14 +78,10 @@ def initialize_backbone(
             must be a MobileFaceNet with the published number of blocks then: the names of such files do not say where
             a stage begins.
 
-    Returns:
-        Names of the batch norms whose statistics were measured.
-
     Raises:
         ModelError: the file is missing or damaged, or its network is not the backbone.
         CheckpointError: the checkpoint is damaged, or the folder has none.
     """
-    merged: list[str] = []
     if path.is_dir() or path.suffix not in GRAPH_SUFFIXES:
         weights, description, origin = read_model(path)
         require_trainable_input(description, origin)
@@ -99,11 +95,10 @@ def initialize_backbone(
         # A graph is compared with a network of as many blocks; the first ones are selected below.
         whole = backbone if first_blocks_of is None else _build_published(path, first_blocks_of)
         matched = match_weights(_read_layers(path), whole)
-        merged = matched.merged_norms
         # Before the blocks are selected: the statistics of merged norms are measured in the whole network.
         load_weights_into(whole, matched.weights, str(path))
-        if merged and images:
-            calibrate_norms(whole, merged, images())
+        if matched.merged_norms and images:
+            calibrate_norms(whole, matched.merged_norms, images())
         weights = whole.state_dict()
     if first_blocks_of is not None:
         weights = _select_first_blocks(backbone, weights)
@@ -112,7 +107,6 @@ def initialize_backbone(
     except ModelError as error:
         found = _network_of(weights, path)
         raise ModelError(f"{error}; the file has {found}" if found else str(error)) from error
-    return merged
 
 
 def _require_same_statistics(backbone: TimmNetwork, described: dict[str, Any], path: Path) -> None:

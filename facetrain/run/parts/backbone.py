@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from facetrain.backbone.base import Backbone
 from facetrain.backbone.low_rank import add_adapters
@@ -44,13 +42,17 @@ def build_initial_backbone(config: Config, source: FaceDataset) -> Backbone:
     torch.manual_seed(config.seed)  # the same weights on every rank
     options = describe_model(config)["backbone"]
     backbone = build_backbone(
-        options.pop("name"),
         **options,
         dropout=config.model.dropout,
         checkpoint_activations=config.model.checkpoint_activations,
     )
     if config.model.init_from:
-        load_initial_weights(config, backbone, partial(evenly_spread_images, source, config.data.image_size))
+        initialize_backbone(
+            backbone,
+            local_path(config.model.init_from),
+            partial(evenly_spread_images, source, config.data.image_size),
+            first_blocks_of=options if config.model.init_blocks == "first" else None,
+        )
     restrict_training(backbone, config.model)
     return backbone
 
@@ -65,10 +67,3 @@ def restrict_training(backbone: Backbone, model: ModelSettings) -> None:
     if (lora := model.lora) is not None:
         # After the freeze: the adapters of a frozen layer are trained.
         add_adapters(backbone, lora, new_layers=backbone.new_layers)
-
-
-def load_initial_weights(config: Config, backbone: Backbone, images: Callable[[], Tensor]) -> list[str]:
-    """Load the weights of `model.init_from` into a backbone; see `initialize_backbone` for the result and errors."""
-    path = local_path(str(config.model.init_from))
-    options = describe_model(config)["backbone"] if config.model.init_blocks == "first" else None
-    return initialize_backbone(backbone, path, images, first_blocks_of=options)

@@ -168,7 +168,7 @@ def test_a_smaller_network_takes_the_first_blocks_of_each_stage(tmp_path):
     with pytest.raises(ModelError, match="unexpected"):
         check_backbone_weights(path, SHALLOW)
     backbone = build_backbone(**SHALLOW)
-    assert initialize_backbone(backbone, path, list, first_blocks_of=SHALLOW) == []
+    initialize_backbone(backbone, path, list, first_blocks_of=SHALLOW)
     kept = deeper.state_dict()
     assert all(torch.equal(value, kept[name]) for name, value in backbone.state_dict().items())
     # Without the other blocks, the deeper network is the smaller one.
