@@ -97,7 +97,8 @@ class TrainState:
             replicated=replicated,
             rows=rows,
             num_classes=self.head.num_classes,
-            rank_state=self._rank_state(),
+            # The batch norm statistics differ between ranks; only with its own does a rank continue bit for bit.
+            rank_state=_prefixed("buffer.", dict(self.backbone.named_buffers())),
             meta=meta
             | {"verified_step": self.verified_step, "unverified": self.unverified}
             | {"early_stop": self.early_stop.model_dump()},
@@ -148,7 +149,9 @@ class TrainState:
         self.head.load_rows(checkpoint.rows)
         # Another number of ranks continues from the averaged statistics.
         if checkpoint.manifest.world_size == self.world.size:
-            self._load_rank_state(checkpoint.rank_state(self.world.rank))
+            saved = checkpoint.rank_state(self.world.rank)
+            for name, buffer in self.backbone.named_buffers():
+                buffer.copy_(saved[f"buffer.{name}"])
 
     def _optimizer_state(self) -> dict[str, Tensor]:
         # By name and not by place: the groups change with `model.lr_factors`, which a resumed run may change.
@@ -188,14 +191,6 @@ class TrainState:
                 # memory of parameter and moment side by side and do not look at strides.
                 value = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
             states[parameter][key] = value.to(parameter.device)
-
-    def _rank_state(self) -> dict[str, Tensor]:
-        # The batch norm statistics differ between ranks; only with its own does a rank continue bit for bit.
-        return _prefixed("buffer.", dict(self.backbone.named_buffers()))
-
-    def _load_rank_state(self, state: dict[str, Tensor]) -> None:
-        for name, buffer in self.backbone.named_buffers():
-            buffer.copy_(state[f"buffer.{name}"])
 
 
 def averaged_state(module: nn.Module) -> dict[str, Tensor]:
