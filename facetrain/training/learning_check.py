@@ -57,23 +57,19 @@ class LearningCheck:
         """Take the number of classes in a step, and the step from which training starts."""
         self._num_classes, self._where = num_classes, where
         self._last_step = min(_FIRST_STEPS, total_steps, max(steps_per_epoch, _FEWEST_STEPS))
-        self._finished = total_steps < _FEWEST_STEPS or start_step >= self._last_step
+        self.is_finished = total_steps < _FEWEST_STEPS or start_step >= self._last_step
+        """Whether the check has decided, so that later reports need not be passed."""
         self._losses: list[float] = []
         self._nearest = self._images = 0
         self._last_report = start_step
         self._path = 0.0
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the check has decided, so that later reports need not be passed."""
-        return self._finished
 
     def observe(self, step: int, values: dict[str, float], nearest: int, images: int) -> str | None:
         """Take a report: means of `loss`, `lr` and `grad_norm`, and how many images had the nearest target class.
 
         Return the message if this report ends the check and the run does not learn.
         """
-        if self._finished:
+        if self.is_finished:
             return None
         # Length of SGD's path, an upper bound: momentum adds up at most 1 / (1 − momentum) of each gradient.
         norm = min(values["grad_norm"], self._where.optim.clip_grad_norm or math.inf)
@@ -82,12 +78,12 @@ class LearningCheck:
         # In the first half, a run with a warm-up is still near chance.
         if 2 * step <= self._last_step:
             return None
-        self._finished = step >= self._last_step
+        self.is_finished = step >= self._last_step
         if step <= self._last_step or not self._losses:
             self._losses.append(values["loss"])
             self._nearest += nearest
             self._images += images
-        return self._verdict(step) if self._finished else None
+        return self._verdict(step) if self.is_finished else None
 
     def _verdict(self, step: int) -> str | None:
         if not self._images:
