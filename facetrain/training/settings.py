@@ -130,15 +130,13 @@ class TrainSettings(Settings):
             )
         # A stage counts images as the config does, by rank or by step: with both, a change of the number of ranks would
         # change the ratio of two stages.
-        key, other = "batch_size", "global_batch_size"
-        if self.global_batch_size:
-            key, other = other, key
+        counted = {
+            "batch_size": "the images of a rank (train.global_batch_size counts the images of all ranks)",
+            "global_batch_size": "the images of all ranks",
+        }
+        key, other = reversed(counted) if self.global_batch_size else counted
         if any(getattr(stage, other) for stage in self.stages):
-            raise ValueError(
-                f"stages: give {key} and not {other}, because train.{key} counts "
-                + ("the images of a rank" if key == "batch_size" else "the images of all ranks")
-                + (" (train.global_batch_size counts the images of all ranks)" if key == "batch_size" else "")
-            )
+            raise ValueError(f"stages: give {key} and not {other}, because train.{key} counts {counted[key]}")
         return self
 
     @model_validator(mode="after")
