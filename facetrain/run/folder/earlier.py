@@ -80,7 +80,7 @@ def _remove_row_files(place: Path) -> None:
             path.rmdir()
 
 
-def has_checkpoint(folder: Path) -> bool:
+def has_had_checkpoint(folder: Path) -> bool:
     """Return whether a folder has a checkpoint, or has had one: `latest` names it even if it is missing."""
     return (folder / CHECKPOINTS / LATEST).exists() or bool(complete_steps(folder / CHECKPOINTS))
 

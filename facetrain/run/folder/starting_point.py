@@ -11,7 +11,7 @@ from facetrain.checkpoint.mirror import Mirror
 from facetrain.checkpoint.run_id import read_run_id
 from facetrain.errors import DamagedCheckpointError, NoCheckpointError
 from facetrain.remote.address import public
-from facetrain.run.folder.earlier import has_checkpoint
+from facetrain.run.folder.earlier import has_had_checkpoint
 from facetrain.run.folder.hosts import Hosts, whole_steps
 from facetrain.telemetry.log import warn
 
@@ -39,7 +39,7 @@ def find_starting_point(
         CheckpointError: there is no such checkpoint, or it cannot be read.
     """
     if mirror is None:
-        if may_be_new and not has_checkpoint(folder):
+        if may_be_new and not has_had_checkpoint(folder):
             return None
         return StartingPoint(Checkpoint.open(folder, step))
     # The identity first: nothing of another run may ever get into the folder.
