@@ -139,6 +139,6 @@ def _buffer_like(tensor: Tensor, buffer: Tensor | None) -> Tensor:
     """Return the buffer if it has the shape and dtype of a tensor, else a new one, page-locked for a GPU tensor."""
     if buffer is not None and (buffer.shape, buffer.dtype) == (tensor.shape, tensor.dtype):
         return buffer
-    if tensor.is_cuda and tensor.numel() * tensor.element_size() >= _LARGE:
+    if tensor.is_cuda and tensor.nbytes >= _LARGE:
         return page_locked(tensor.shape, tensor.dtype)
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)

@@ -74,7 +74,7 @@ def file_header(tensors: dict[str, Tensor], metadata: dict[str, str] | None) -> 
     entries: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     offset = 0
     for name, tensor in tensors.items():
-        end = offset + tensor.numel() * tensor.element_size()
+        end = offset + tensor.nbytes
         entries[name] = {
             "dtype": _DTYPES[tensor.dtype],
             "shape": list(tensor.shape),

@@ -74,7 +74,7 @@ def _record(kind: str, tensor: Tensor) -> None:
         f"a collective inside {_forbidden_in[-1]}: a rank that failed takes no part in it"
     )
     for counter in _traffic:
-        counter[kind] += tensor.numel() * tensor.element_size()
+        counter[kind] += tensor.nbytes
 
 
 class GatheredRows:
