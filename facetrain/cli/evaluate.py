@@ -219,7 +219,6 @@ def _report_details(
     sets: Iterable[str], files: Iterable[Path | None], data_dir: Path | None, others: dict[str, Path | None]
 ) -> dict[str, str]:
     """Return date, versions, sets, digests of their files, and command of an evaluation, for its report."""
-    import hashlib
     import platform
     import shlex
     import sys
@@ -228,12 +227,9 @@ def _report_details(
     import torch
 
     from facetrain import __version__
+    from facetrain.checkpoint.manifest import sha256_of
 
-    digests = {}
-    for path in files:
-        if path is not None and path.is_file():
-            with path.open("rb") as file:
-                digests[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    digests = {path.name: sha256_of(path) for path in files if path is not None and path.is_file()}
     return {
         "date": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         "versions": f"facetrain {__version__}, torch {torch.__version__}, Python {platform.python_version()}",
