@@ -19,7 +19,7 @@ from torch.numa.binding import AffinityMode, NumaOptions
 
 import facetrain
 from facetrain.distributed.node_rendezvous import BACKEND, FinalFailure, create_rendezvous
-from facetrain.distributed.process_lifetime import exit_with_message, left_exit_code
+from facetrain.distributed.process_lifetime import exit_interrupted, left_exit_code
 from facetrain.distributed.process_setup import COLLECTIVES
 from facetrain.distributed.topology import Topology
 from facetrain.distributed.watchdog import read_reason
@@ -82,7 +82,7 @@ def _on_signal(log_dir: Path, received: set[int], number: int, frame: FrameType 
     if number == signal.SIGINT and number in received:
         # Not by an exception: the agent would wait for its ranks again. The kernel ends them with this process.
         shutil.rmtree(log_dir, ignore_errors=True)
-        exit_with_message("error: interrupted", 128 + number)
+        exit_interrupted()
     is_first = not received
     received.add(number)
     # Only once: a further exception would end the agent's wait for its ranks. The end of a terminal alone sends SIGHUP

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import os
-import select
 import signal
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from facetrain.distributed.watchdog_process import status_of
+from facetrain.distributed.watchdog_process import status_of, write_to_stderr
 
 _PR_SET_PDEATHSIG = 1  # from Linux's prctl.h
-_STANDARD_ERROR = 2
 _OWN_LAUNCHER = "FACETRAIN_LAUNCHER"
 """Environment variable with the process id of the facetrain that starts the ranks. All others that an elastic agent
 sets are torchrun's as well."""
@@ -99,11 +97,6 @@ def process_stat(pid: int) -> tuple[str, str]:
     return (fields[0], fields[19]) if fields else ("", "")
 
 
-def is_stopped(pid: int) -> bool:
-    """Return whether a process was stopped by a signal, and does not run until it is continued."""
-    return process_stat(pid)[0] == "T"
-
-
 def end_with_launcher() -> None:
     """Let the kernel kill this rank when its elastic agent has ended.
 
@@ -123,13 +116,8 @@ def end_with_parent(number: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
-def exit_with_message(message: str, exit_code: int) -> NoReturn:
-    """End this process at once, from any thread or signal handler, even if its main thread hangs.
-
-    The message is lost if nothing reads standard error: a write would wait for the reader.
-    """
+def exit_interrupted() -> NoReturn:
+    """End this process by Ctrl-C at once, from a signal handler, whatever its main thread waits for."""
     # Not by print: the main thread may hold the lock of the stream while it waits for the reader.
-    with suppress(OSError, ValueError):
-        if select.select([], [_STANDARD_ERROR], [], 0)[1]:
-            os.write(_STANDARD_ERROR, f"{message}\n".encode(errors="backslashreplace"))
-    os._exit(exit_code)
+    write_to_stderr("error: interrupted")
+    os._exit(128 + signal.SIGINT)

@@ -11,7 +11,7 @@ import torch
 
 from facetrain.distributed import collectives
 from facetrain.distributed.grace_period import grace_s
-from facetrain.distributed.process_lifetime import exit_with_message, has_agent
+from facetrain.distributed.process_lifetime import exit_interrupted, has_agent
 from facetrain.distributed.watchdog import end_within
 from facetrain.signals import ignores_hangup
 
@@ -79,7 +79,7 @@ class StopRequest:
             if self._has_agent or self._before[number] is signal.default_int_handler:
                 raise KeyboardInterrupt
             # Not by an exception: the code that it unwinds may wait for what hangs.
-            exit_with_message("error: interrupted", 128 + number)
+            exit_interrupted()
         if not self.signal and not self._has_agent:
             why = f"still ran {grace_s()} s after {signal.Signals(number).name}"
             end_within(grace_s(), 128 + number, why)

@@ -30,7 +30,6 @@ from socket import socket
 from typing import IO, Any
 
 from facetrain.distributed import watchdog_process
-from facetrain.distributed.process_lifetime import is_stopped
 from facetrain.errors import FacetrainError, LostRankError, RankError, RunError
 from facetrain.files import error_reason
 
@@ -143,7 +142,7 @@ def watchdog(peers: Peers, timeout_s: float) -> Iterator[Guard]:
         while not guard.dismissed.wait(_INTERVAL_S):
             guard.send_position()
             # Ctrl-Z stops this process together with its watchdog: only what passes here counts.
-            stopped_s = stopped_s + _INTERVAL_S if is_stopped(process.pid) else 0.0
+            stopped_s = stopped_s + _INTERVAL_S if watchdog_process.is_stopped(process.pid) else 0.0
             if stopped_s > _STOPPED_S:
                 process.kill()  # `_follow` ends this process
 

@@ -210,7 +210,7 @@ class Watchdog:
         if not self._pid:
             return
         self._silent_s += passed_s
-        self._stopped_s = self._stopped_s + passed_s if _is_stopped(self._pid) else 0.0
+        self._stopped_s = self._stopped_s + passed_s if is_stopped(self._pid) else 0.0
         # The process table and the pipe give facts; how long a step takes is none.
         if self._has_others:  # no rank waits for a single process: it may be stopped
             if self._stopped_s > _STOPPED_S:
@@ -226,7 +226,7 @@ class Watchdog:
             self._end()
         if time.monotonic() >= self._warns_at and not self._is_announced:
             self._warns_at = float("inf")
-            _print(self._warning)
+            write_to_stderr(self._warning)
 
     def _end_in(self, seconds: float, reason: str, *, prints: bool, exit_code: int | None = None) -> None:
         """End the rank after so many seconds, unless it is to be ended earlier."""
@@ -236,24 +236,21 @@ class Watchdog:
 
     def _end(self) -> None:
         """Let the rank write its log and exit; kill it if it does not."""
-        who = (
-            f"rank {self._rank} (process {self._pid})"
-            if len(self._settings.places) > 1
-            else f"process {self._pid}"
-        )
+        process = f"process {self._pid}"
+        who = f"rank {self._rank} ({process})" if self._has_others else process
         message = f"{who} {self._reason}"
         if self._position:
             message += f", {'last seen ' if self._silent_s > _SEEN_S else ''}{self._position},"
         message += " and is ended"
         if self._is_printed:
             _write_reason(self._settings.error_file, message, printed=True)
-            _print(f"error: {message}")
+            write_to_stderr(f"error: {message}")
         # The rank itself first: it can still write its log and the error that it was about to report.
         _write_to_rank(f"end {self._exit_code} {message}")
         deadline = time.monotonic() + _FLUSH_S
         while time.monotonic() < deadline and not _has_ended(self._pid):
             time.sleep(0.05)
-            if _is_stopped(self._pid):
+            if is_stopped(self._pid):
                 break
         # Not SIGTERM: the rank may be stopped, or its Python code may never run again.
         with suppress(ProcessLookupError):
@@ -306,7 +303,7 @@ class Watchdog:
         _write_to_rank(f"lost {lost}")
         _write_reason(self._settings.error_file, lost, printed=self._settings.speaks)
         if self._settings.speaks:
-            _print(f"error: {lost}")
+            write_to_stderr(f"error: {lost}")
 
     def _accept(self, listener: socket.socket) -> None:
         with suppress(OSError):
@@ -395,8 +392,8 @@ def _write_reason(path: str, message: str, *, printed: bool) -> None:
             os.rename(f"{path}.new", path)  # torch's agent fails if it reads half a file
 
 
-def _print(line: str) -> None:
-    """Write a line to standard error, unless nothing reads it: the watchdog must not wait for a reader."""
+def write_to_stderr(line: str) -> None:
+    """Write a line to standard error, unless nothing reads it: nobody may wait for a reader."""
     with suppress(OSError):
         if select.select([], [2], [], 0)[1]:
             os.write(2, f"{line}\n".encode(errors="replace"))
@@ -452,7 +449,8 @@ def _state_of(pid: int) -> str:
     return "".join(status_of(pid)[:1])
 
 
-def _is_stopped(pid: int) -> bool:
+def is_stopped(pid: int) -> bool:
+    """Return whether a process was stopped by a signal, and does not run until it is continued."""
     return _state_of(pid) == "T"  # a debugger's stop is "t"
 
 
