@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from facetrain.pages.figures import curve_label, show_as_text
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _ACCURACY = "accuracy"
-"""Panel of the accuracies of all verification sets."""
+"""Figure of the accuracies of all verification sets."""
 _LABELS = {
     "loss": "loss",
     _ACCURACY: "accuracy (%)",
@@ -22,64 +22,65 @@ _LABELS = {
     "images_per_s": "images per second",
     "distill_loss": "loss to the teacher",
 }
-"""Panel -> label of its axis."""
+"""What a figure shows -> label of its axis."""
+WIDTH = 5.0
+"""Inches of a figure: in a wider one, the text would be too small on a narrow screen."""
 PANELS = ("loss", _ACCURACY, "lr", "images_per_s")
 _COLOR = "#3b82c4"
 """Of a curve without a legend: a blue that is legible on a light and on a dark page."""
 
 
-def draw_curves(
+def draw_curve(
     runs: Mapping[str, History],
-    panels: Sequence[str] = PANELS,
+    panel: str,
     *,
     published: PublishedCurve | None = None,
-    width: float = 7.0,
+    width: float = WIDTH,
 ) -> Figure:
-    """Return a figure with one panel above the other, over a common axis of steps; `width` is in inches.
+    """Return a figure of one of `_LABELS` over the steps; `width` is in inches.
 
-    A value that is not finite is a gap. Metrics that no record has are left out, but their panel is drawn. With several
-    runs, by name, each has a color; with one, each verification set has. The accuracies of a published training are
-    dashed lines in the colors of the sets.
+    A value that is not finite is a gap. A metric that no record has is left out. With several runs, by name, each has a
+    color; with one, each verification set has. The accuracies of a published training are dashed lines in the colors of
+    the sets.
     """
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    # Constrained, so that a legend beside the curves takes room from the panels and covers no points.
-    figure = Figure(figsize=(width, 0.2 + 2.2 * len(panels)), dpi=120, layout="constrained")
-    rows = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
-    for axes, panel in zip(rows, panels, strict=True):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25)
-        axes.set_ylabel(_LABELS[panel])
-        if panel == _ACCURACY:
-            _draw_accuracies(axes, runs, published)
-        else:
-            for name, history in runs.items():
-                if panel in history.metrics:
-                    axes.plot(
-                        *history.metrics[panel].curve,
-                        color=_COLOR if len(runs) == 1 else None,
-                        label=curve_label(name),
-                    )
-        if panel == _ACCURACY or len(runs) > 1:
-            _add_legend(axes)
-    rows[-1].set_xlabel("step")
-    rows[-1].xaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
+    figure, axes = _empty_figure(width)
+    axes.set(xlabel="step", ylabel=_LABELS[panel])
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
+    if panel == _ACCURACY:
+        _draw_accuracies(axes, runs, published)
+    else:
+        for name, history in runs.items():
+            if panel in history.metrics:
+                axes.plot(
+                    *history.metrics[panel].curve,
+                    color=_COLOR if len(runs) == 1 else None,
+                    label=curve_label(name),
+                )
+    if panel == _ACCURACY or len(runs) > 1:
+        _add_legend(axes)
     return figure
 
 
-def draw_range_test(test: RangeTest, *, width: float = 7.0) -> Figure:
-    """Return a figure of the loss over the learning rate, with a line at the chosen rate; `width` is in inches."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, 2.4), dpi=120, layout="constrained")
-    axes = figure.subplots()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
+def draw_range_test(test: RangeTest) -> Figure:
+    """Return a figure of the loss over the learning rate, with a line at the chosen rate."""
+    figure, axes = _empty_figure(WIDTH)
     axes.semilogx(test.rates[: len(test.losses)], test.losses, color=_COLOR)
     axes.axvline(test.lr, color="#c8553d")
     axes.set(xlabel="learning rate", ylabel="loss")
     return figure
+
+
+def _empty_figure(width: float) -> tuple[Figure, Any]:
+    from matplotlib.figure import Figure
+
+    # Constrained, so that a legend beside the curves takes room from the axes and covers no points.
+    figure = Figure(figsize=(width, 2.4), dpi=120, layout="constrained")
+    axes = figure.subplots()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
+    return figure, axes
 
 
 def _draw_accuracies(axes: Any, runs: Mapping[str, History], published: PublishedCurve | None) -> None:

@@ -74,13 +74,13 @@ def write_runs_page(runs: Sequence[ListedRun], title: str, output: Path) -> None
         RunError: the page cannot be written.
     """
     from facetrain.pages.figures import svg
-    from facetrain.run.report.curves import PANELS, draw_curves
+    from facetrain.run.report.curves import PANELS, draw_curve
 
     losses = {Path(run.folder): trained_loss_of(Path(run.folder)) for run in runs}
     histories = {folder.name: _drawn_history(folder, loss) for folder, loss in losses.items()}
     trained = [loss for loss in ("loss", "distill_loss") if loss in losses.values()]
     panels = [*(trained or PANELS[:1]), *PANELS[1:]]
-    curves = [svg(draw_curves(histories, (panel,), width=7.5), f"runs-{panel}") for panel in panels]
+    curves = [svg(draw_curve(histories, panel, width=7.5), f"runs-{panel}") for panel in panels]
     rows = [(KINDS.get(run.state, "none"), _row(run)) for run in runs]
     values = {"best": _best_of(runs), "header": _HEADER, "rows": rows, "curves": curves}
     with os_errors_as(RunError, output):

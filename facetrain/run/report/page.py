@@ -34,7 +34,7 @@ from facetrain.run.folder.run_files import (
 )
 from facetrain.run.folder.run_state import RUNNING, RunState, read_state
 from facetrain.run.lr_range_test import RangeTest
-from facetrain.run.report.curves import PANELS, draw_curves, draw_range_test
+from facetrain.run.report.curves import PANELS, draw_curve, draw_range_test
 from facetrain.run.report.history import History, formatted, records_of, trained_loss_of
 from facetrain.run.report.list_runs import KINDS
 from facetrain.run.report.published_curve import published_curve_of
@@ -81,16 +81,13 @@ def run_values(folder: Path, history: History | None = None) -> dict[str, Any]:
     """Return what the templates of this folder tell of a run; `history` as in `write_run_report`."""
     history, state = history or History.read(folder), read_state(folder)
     published = published_curve_of(folder, state.total_steps)
-    # One small figure per panel: in one large figure, the text would be too small on a narrow screen.
     loss = trained_loss_of(folder)
     panels = [
         loss,
         *PANELS[1:],
         *(["distill_loss"] if loss == PANELS[0] and "distill_loss" in history.metrics else []),
     ]
-    figures = {
-        panel: draw_curves({"": history}, (panel,), published=published, width=5.0) for panel in panels
-    }
+    figures = {panel: draw_curve({"": history}, panel, published=published) for panel in panels}
     test = RangeTest.read(folder)
     return {
         **_headline(history, state, loss),
@@ -99,7 +96,7 @@ def run_values(folder: Path, history: History | None = None) -> dict[str, Any]:
         "below_published": published.describe(records_of(folder)) if published else [],
         "curves": [svg(figure, f"curve-{panel}") for panel, figure in figures.items()],
         "published": published.preset if published else "",
-        "range_test": test and (test.describe(), svg(draw_range_test(test, width=5.0), "lr-range-test")),
+        "range_test": test and (test.describe(), svg(draw_range_test(test), "lr-range-test")),
         "first_batch": _first_batch(folder),
         "hardest_pairs": list(_hardest_pairs(folder)),
         "verifications": _verifications(history),
