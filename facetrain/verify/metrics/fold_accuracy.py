@@ -127,13 +127,13 @@ def squared_distances(embedding: np.ndarray) -> np.ndarray:
     return np.square(unit[0::2] - unit[1::2]).sum(1)
 
 
-def fold_accuracy(distance_P: np.ndarray, same_P: np.ndarray, *, folds: int = FOLDS) -> FoldAccuracy:
-    """Return the accuracy of consecutive folds for squared distances float (P,) and labels bool (P,).
+def fold_accuracy(distance_P: np.ndarray, same_P: np.ndarray) -> FoldAccuracy:
+    """Return the accuracy of ten consecutive folds for squared distances float (P,) and labels bool (P,).
 
     Raises:
         ValueError: there are fewer pairs than folds.
     """
-    accuracy, threshold = _search(distance_P, same_P, folds).accuracy(every_subject_once())
+    accuracy, threshold = _search(distance_P, same_P, FOLDS).accuracy(every_subject_once())
     return FoldAccuracy(accuracy[0], threshold[0])
 
 

@@ -211,14 +211,14 @@ class Result:
         }
 
 
-def thin_curve(curve: Roc, points: int = _JSON_POINTS) -> dict[str, list[float]]:
-    """Return at most `points` points of a curve as lists `far`, `tar` and `threshold`.
+def thin_curve(curve: Roc) -> dict[str, list[float]]:
+    """Return at most `_JSON_POINTS` points of a curve as lists `far`, `tar` and `threshold`.
 
     A third of the points is evenly spaced in log FAR, a third in FAR and a third in TAR.
     """
     # Skip the first point: its threshold is infinite, which JSON cannot represent.
     far, tar, threshold = curve.far[1:], curve.tar[1:], curve.threshold[1:]
-    third = points // 3
+    third = _JSON_POINTS // 3
     low = np.log10(1 / curve.impostors)
     wanted = np.concatenate(
         [

@@ -209,14 +209,14 @@ def histogram(pairs: ScoredPairs, bins: int = _HISTOGRAM_BINS) -> Histogram:
     return Histogram(edge, genuine, impostor)
 
 
-def hardest_pairs(pairs: ScoredPairs, count: int = _HARDEST) -> tuple[list[HardPair], list[HardPair]]:
+def hardest_pairs(pairs: ScoredPairs) -> tuple[list[HardPair], list[HardPair]]:
     """Return the genuine pairs with the lowest scores and the impostor pairs with the highest, hardest first."""
     hardest = []
     for kind, sign in ((pairs.same_P, 1), (~pairs.same_P, -1)):
         index = np.flatnonzero(kind)
         score = sign * pairs.score_P[index]
         # A partition: IJB-C has 15 million impostor pairs, and a full sort would take seconds.
-        kept = np.argpartition(score, count)[:count] if len(index) > count else np.arange(len(index))
+        kept = np.argpartition(score, _HARDEST)[:_HARDEST] if len(index) > _HARDEST else np.arange(len(index))
         kept = kept[np.argsort(score[kept], kind="stable")]
         hardest.append(
             [
