@@ -68,10 +68,8 @@ def embed(
     """
     from facetrain.embeddings.embedding_files import require_format, save_embeddings
 
-    is_teacher, skipped_file = (
-        output.suffix == _TEACHER_SUFFIX,
-        output.with_name(output.name + _SKIPPED_SUFFIX),
-    )
+    is_teacher = output.suffix == _TEACHER_SUFFIX
+    skipped_file = output.with_name(output.name + _SKIPPED_SUFFIX)
     require_no_input((model, input), output, skipped_file if skip_bad else None)
     if is_teacher and detector:
         raise UsageError(f"{output}: a teacher's embeddings need aligned faces; remove --detector")
@@ -95,12 +93,7 @@ def embed(
     if is_teacher:
         with progress_bar("embedding") as progress:
             count, size = write_teacher_embeddings(
-                model,
-                input,
-                output,
-                inference,
-                flip=flip,
-                progress=progress,
+                model, input, output, inference, flip=flip, progress=progress
             )
         rows = "plain and mirrored" if flip else "plain"
         typer.echo(f"{output}: {count_text(count, 'image')}, {rows}, embeddings of size {size}")

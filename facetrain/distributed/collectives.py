@@ -40,7 +40,7 @@ def rank(group: ProcessGroup | None = None) -> int:
     return dist.get_rank(group) if dist.is_initialized() else 0
 
 
-def reaches_hosts(group: ProcessGroup | None = None) -> bool:
+def reaches_hosts(group: ProcessGroup | None) -> bool:
     """Return whether the ranks can exchange CPU tensors: `init_process_group("nccl")` gives them no backend."""
     return world_size(group) == 1 or "cpu:" in dist.get_backend_config(group)
 
@@ -135,7 +135,7 @@ def gather(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
     return stacked
 
 
-def reduce_scatter_rows(x_GD: Tensor, group: ProcessGroup | None = None) -> Tensor:
+def reduce_scatter_rows(x_GD: Tensor, group: ProcessGroup | None) -> Tensor:
     """Sum over the ranks and return the rows of this rank: (G, D) -> (B, D). G must be a multiple of W."""
     if world_size(group) == 1:
         return x_GD

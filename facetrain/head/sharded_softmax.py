@@ -136,7 +136,7 @@ class ClassSweep:
 
 
 def sharded_cross_entropy(
-    unit_GD: Tensor, norm_G: Tensor | None, sweep: ClassSweep, gradient: ParameterGradient | None = None
+    unit_GD: Tensor, norm_G: Tensor | None, sweep: ClassSweep, gradient: ParameterGradient | None
 ) -> Tensor:
     """Return the mean loss over the global batch, a scalar that is the same on every rank.
 

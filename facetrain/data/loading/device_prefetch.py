@@ -97,8 +97,6 @@ class DevicePrefetcher:
         self._is_locked = False
 
 
-def build_prefetcher(slots: np.ndarray, device: torch.device | None) -> HostPrefetcher | DevicePrefetcher:
-    """Return the prefetcher of a device (None: CPU) for slots, uint8 (slots, rows, H, W, 3)."""
-    if device is not None and device.type == "cuda":
-        return DevicePrefetcher(slots, device)
-    return HostPrefetcher(slots)
+def build_prefetcher(slots: np.ndarray, device: torch.device) -> HostPrefetcher | DevicePrefetcher:
+    """Return the prefetcher of a device for slots, uint8 (slots, rows, H, W, 3)."""
+    return DevicePrefetcher(slots, device) if device.type == "cuda" else HostPrefetcher(slots)

@@ -36,8 +36,7 @@ def build_distillation(
 ) -> Distillation | None:
     """Open the teacher and build its loss; None if the config has no teacher.
 
-    `source` is the training data. Row files of class centers are created in
-    `run_folder`.
+    `source` is the training data. Row files of class centers are created in `run_folder`.
 
     Raises:
         DataError: the cache cannot be read, or belongs to other data or another teacher.
