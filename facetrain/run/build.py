@@ -27,8 +27,12 @@ from facetrain.run.callbacks.evaluation import named_metrics, require_metric
 from facetrain.run.folder.accepted import Accepted
 from facetrain.run.folder.compatibility import describe_batch_change
 from facetrain.run.folder.earlier import leave_after, missing_newest
-from facetrain.run.folder.environment import ACCEPTED, describe_environment, recorded_environment
-from facetrain.run.folder.environment_changes import environment_changes
+from facetrain.run.folder.environment import (
+    ACCEPTED,
+    describe_environment,
+    environment_changes,
+    recorded_environment,
+)
 from facetrain.run.folder.hosts import Hosts
 from facetrain.run.folder.run_files import LOG_FILE, write_run_files
 from facetrain.run.outputs import open_sinks

@@ -5,8 +5,7 @@ import re
 import pytest
 
 from facetrain.config.schema import Config
-from facetrain.run.folder.environment import describe_environment, launchers_in
-from facetrain.run.folder.environment_changes import environment_changes
+from facetrain.run.folder.environment import describe_environment, environment_changes, launchers_in
 from facetrain.run.folder.run_files import write_run_files
 from tests.support.world import ONE_RANK
 
