@@ -1,1 +1,1 @@
-"""Forecast of the memory and the time that a run needs."""
+"""Forecast of the memory that a run needs."""

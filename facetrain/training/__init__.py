@@ -1,1 +1,1 @@
-"""Training loop, training step, and the state that a checkpoint holds."""
+"""One training step, and the state that a checkpoint holds."""

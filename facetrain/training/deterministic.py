@@ -3,9 +3,8 @@
 The sources of different bits on a GPU, and what removes them:
 
 - Sums with atomic operations, whose order changes from run to run. facetrain's Triton kernels have none. torch's
-  `index_add_` has them on a GPU (`head/class_chunk.py`, `head/expectations.py`);
-  `torch.use_deterministic_algorithms` replaces it by a sort and sums in a fixed order. Where torch has no such
-  algorithm, it raises an error.
+  `index_add_` (in `head/`) has them on a GPU; `torch.use_deterministic_algorithms` replaces it by a sort and sums in a
+  fixed order. Where torch has no such algorithm, it raises an error.
 - cuDNN: its algorithms with atomic operations are excluded, and it does not choose by measuring.
 - DDP's buckets, whose order changes after the first step of a process: with three or more ranks each gradient is
   averaged by itself (`distributed.ddp.average_each_gradient`).

@@ -1,1 +1,1 @@
-"""Callbacks of the training loop: reports, verification, checkpoints and early stopping."""
+"""Callbacks of the training loop: reports, verification, checkpoints and the stop by a signal."""
