@@ -11,7 +11,10 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
 LAST_CALL_S = 30.0
 """Time for further nodes to join after the least number has joined."""
@@ -58,33 +61,18 @@ class GroupStart:
             ValueError: it is no such state.
         """
         try:
-            values = json.loads(text)
-            start = cls(
-                least=values["least"],
-                most=values["most"],
-                number=values["number"],
-                nodes=tuple(values["nodes"]),
-                is_complete=values["is_complete"] is True,
-                waiting=tuple(values["waiting"]),
-                is_closed=values["is_closed"] is True,
-            )
-        except (ValueError, TypeError, KeyError, RecursionError):
+            # Strict: JSON's true would pass for a number.
+            return TypeAdapter(cls).validate_json(text, strict=True)
+        except ValidationError:
             raise ValueError("its store holds something else than the nodes of a run") from None
-        # `type` and not `isinstance`: JSON's true would pass for a number.
-        numbers, names = (start.least, start.most, start.number), start.nodes + start.waiting
-        if any(type(each) is not int for each in numbers) or any(type(each) is not str for each in names):
-            raise ValueError("its store holds something else than the nodes of a run")
-        return start
 
 
-@dataclass
 class Member:
     """Node that takes part."""
 
-    name: str
-
-    def __post_init__(self) -> None:
+    def __init__(self, name: str) -> None:
         """Begin to watch who joins."""
+        self.name = name
         self._joined: tuple[int, tuple[str, ...]] = (0, ())
         """The start that this node has seen last, and its nodes."""
         self._joined_at = time.monotonic()
