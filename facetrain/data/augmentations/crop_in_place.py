@@ -6,19 +6,13 @@ draws it (AdaFace, dataset/augmenter.py); a part that would be larger than the i
 
 from __future__ import annotations
 
-import math
-
 from torch import Tensor
 
 from facetrain.data.augmentations.draws import Draws
-from facetrain.data.augmentations.rectangles import rectangle
-
-_AREA, _RATIO = (0.2, 1.0), (3 / 4, 4 / 3)
+from facetrain.data.augmentations.rectangles import random_rectangle
 
 
 def augment(image: Tensor, draws: Draws) -> Tensor:
     """Return images that are black outside of a rectangle."""
-    area = draws.between(1, *_AREA)
-    ratio = draws.between(2, math.log(_RATIO[0]), math.log(_RATIO[1])).exp()
-    inside = rectangle(image, area, ratio, draws.between(3, 0, 1), draws.between(4, 0, 1))
+    inside = random_rectangle(image, draws, area=(0.2, 1.0), ratio=(3 / 4, 4 / 3))
     return image.where(inside, -1.0)
