@@ -445,9 +445,7 @@ class FakeGpu:
                 found, place = self.pageable[self.step], _place()
                 found[place] = max(source.nbytes, found.get(place, 0))
 
-    def launch(
-        self, kernel: Any, grid: Any, *arguments: Any, moved: int | None = None, **options: Any
-    ) -> None:
+    def launch(self, kernel: Any, grid: Any, *arguments: Any, **options: Any) -> None:
         """Launch a Triton kernel: run it under Triton's interpreter, with float32 in place of bfloat16.
 
         Without the interpreter the launch is only recorded, and the results have no content.

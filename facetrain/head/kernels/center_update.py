@@ -102,17 +102,7 @@ def update_centers(
         BR=tile,
         BD=block,
         num_warps=_WARPS,
-        moved=_bytes_moved(tables, index, gradient, len(gradient_CD)),
     )
-
-
-def _bytes_moved(
-    tables: dict[str, Tensor], index: Tensor | None, gradient: Tensor | UnfinishedGradient, rows: int
-) -> int:
-    """Return the bytes that the kernel reads and writes: rows of the tables twice, the rest once."""
-    in_tables = sum(2 * rows * table.shape[1] * table.element_size() for table in tables.values())
-    once = (gradient,) if isinstance(gradient, Tensor) else gradient
-    return in_tables + sum(tensor.nbytes for tensor in (*once, *([] if index is None else [index])))
 
 
 def _bits(table: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ def launched(monkeypatch):
 
     found = set()
 
-    def launch(kernel, grid, *arguments, moved=None, **options):
+    def launch(kernel, grid, *arguments, **options):
         found.add(specialization(kernel, arguments, options))
 
     for module in (center_update, margin_softmax):
