@@ -11,7 +11,7 @@ import typer
 
 from facetrain.bench.workloads import DEFAULT_CONFIG, RunWorkload, Turns
 from facetrain.cli.option_groups import option_groups
-from facetrain.cli.options import CONFIG_FLAGS, Device, Json, Set, local_file
+from facetrain.cli.options import CONFIG_FLAGS, DeviceOfBatches, Json, Set, local_file
 from facetrain.cli.outputs import echo_line
 from facetrain.cli.train import LaunchOptions, Processes, require_launch
 from facetrain.cpu_cores import usable_cores
@@ -23,7 +23,7 @@ DATA_OPTION = typer.Option(
     help="Dataset to read; by default 4,096 generated images of about 8 kB each.",
 )
 ROUNDS_OPTION = typer.Option(
-    min=1, help="Number of rounds, in which the inputs take turns; the result is the median."
+    min=1, help="Number of rounds, each with every input or variant; the result is the median."
 )
 TurnsOptions = Annotated[
     Turns, {"steps": typer.Option(min=1, help="Timed steps in each round."), "rounds": ROUNDS_OPTION}
@@ -99,7 +99,7 @@ def loader(
         float, typer.Option(min=0.1, help="Duration of each variant in each round, in seconds.")
     ] = 3.0,
     rounds: Annotated[int, ROUNDS_OPTION] = 3,
-    device: Device = "auto",
+    device: DeviceOfBatches = "auto",
     as_json: Json = False,
 ) -> None:
     """Measure the loader, beside the JPEG decoder alone."""

@@ -55,7 +55,9 @@ def list_() -> None:
 
 @app.command()
 def show(
-    config: Annotated[Path, typer.Argument(help="Config: a YAML file, or the name of a preset.")],
+    config: Annotated[
+        Path, typer.Argument(metavar="CONFIG", help="Config: a YAML file, or the name of a preset.")
+    ],
     set_: Set = None,
 ) -> None:
     """Print all keys with their values."""
@@ -75,7 +77,10 @@ def schema() -> None:
 @app.command()
 def convert(
     config: Annotated[
-        Path, typer.Argument(help="Config of arcface_torch, a Python file. It is parsed, not executed.")
+        Path,
+        typer.Argument(
+            metavar="CONFIG", help="Config of arcface_torch, a Python file. It is parsed, not executed."
+        ),
     ],
 ) -> None:
     """Convert a config of arcface_torch, and print the result as YAML."""

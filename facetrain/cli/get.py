@@ -22,7 +22,9 @@ def get(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="Name in the catalog, or an address. Default: list the catalog.", show_default=False
+            metavar="NAME",
+            help="Name in the catalog, or an address. Default: list the catalog.",
+            show_default=False,
         ),
     ] = None,
     output: Annotated[

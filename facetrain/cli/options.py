@@ -68,11 +68,12 @@ def _check_device(name: str) -> str:
     return name
 
 
-DEVICE_OPTION = typer.Option(
-    callback=_check_device,
-    help="Device that runs the network: cpu, cuda, or auto, which takes a GPU if there is one.",
-)
+_DEVICES = "cpu, cuda, or auto, which takes a GPU if there is one."
+DEVICE_OPTION = typer.Option(callback=_check_device, help=f"Device that runs the network: {_DEVICES}")
 Device = Annotated[str, DEVICE_OPTION]
+DeviceOfBatches = Annotated[
+    str, typer.Option("--device", callback=_check_device, help=f"Device that gets the batches: {_DEVICES}")
+]
 MinQuality = Annotated[
     float,
     typer.Option(
@@ -103,7 +104,7 @@ MODEL_HELP = (
     "Model to run: a run folder, a checkpoint, a .safetensors file, a .pt or .pth file of arcface_torch, an .onnx "
     "file, a -symbol.json file of MXNet, an address (hf://, https://, s3://, gs://), or a name of `facetrain get`."
 )
-Model = Annotated[Path, typer.Argument(help=MODEL_HELP, parser=local_file)]
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help=MODEL_HELP, parser=local_file)]
 Detector = Annotated[
     Path | None,
     typer.Option(
@@ -151,7 +152,8 @@ ProtocolOptions = Annotated[
     },
 ]
 RunDir = Annotated[
-    Path | None, typer.Argument(help="Folder of a run. Default: the newest run in the folder runs.")
+    Path | None,
+    typer.Argument(metavar="RUN_DIR", help="Folder of a run. Default: the newest run in the folder runs."),
 ]
 
 

@@ -41,3 +41,15 @@ def test_the_first_page_is_short_and_begins_with_the_six_commands_that_make_the_
 def test_no_command_is_answered_with_the_help():
     done = subprocess.run([sys.executable, "-m", "facetrain", "data"], capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.startswith("Usage: facetrain data [OPTIONS] COMMAND")
+
+
+def commands_of(command):
+    yield command
+    for name in getattr(command, "commands", ()):  # some are loaded when they are asked for
+        yield from commands_of(command.get_command(None, name))
+
+
+@pytest.mark.parametrize("command", [pytest.param(each, id=str(each.name)) for each in commands_of(PROGRAM)])
+def test_arguments_have_names_in_capitals(command):
+    arguments = [each for each in command.params if each.param_type_name == "argument"]
+    assert [each.name for each in arguments if not each.metavar or each.metavar != each.metavar.upper()] == []

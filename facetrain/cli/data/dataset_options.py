@@ -113,7 +113,8 @@ class FaceLandmarks:
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="CSV file with the landmarks of each image in pixels: lines name,x1,y1,…,x5,y5.",
+            help="CSV file with the landmarks of each image, in pixels or in fractions of its sides: lines "
+            "name,x1,y1,…,x5,y5.",
         ),
     ] = None
     detector: Detector = None

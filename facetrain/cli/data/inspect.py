@@ -126,7 +126,7 @@ def check(
 ) -> None:
     """Decode every image of a dataset and list the faults.
 
-    The exit code is 2 if they would harm a training.
+    The exit code is 2 if one of them stops a training.
     """
     from facetrain.data.tools import check as tool
 
