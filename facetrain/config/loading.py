@@ -115,7 +115,7 @@ def read_merged(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     if real in _seen or len(_seen) >= _MAX_EXTENDS:
         chain = " → ".join(str(seen) for seen in _seen)
         raise ConfigError(f"{path}: extends itself ({chain}); remove one `extends`")
-    values = _read(path)
+    values = _read(path, is_extended=bool(_seen))
     parent = values.pop("extends", None)
     if parent is None:
         return values
@@ -129,7 +129,7 @@ def read_merged(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     return base
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, *, is_extended: bool = False) -> dict[str, Any]:
     """Return the mapping in a YAML file.
 
     Raises:
@@ -145,9 +145,10 @@ def _read(path: Path) -> dict[str, Any]:
             raise ConfigError(f"{path}: has {size:,} bytes, too many for a config (at most {_MAX_BYTES:,})")
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        raise ConfigError(
-            f"{path}: no such file{_similar_files(path)}; `facetrain config list` shows the presets"
-        ) from error
+        advice = "`facetrain config list` shows the presets"
+        if is_extended:
+            advice = "`extends` takes a file; `facetrain config show PRESET > FILE` writes that of a preset"
+        raise ConfigError(f"{path}: no such file{_similar_files(path)}; {advice}") from error
     except OSError as error:
         raise ConfigError(f"{path}: {error_reason(error)}") from error
     except UnicodeDecodeError as error:

@@ -86,7 +86,10 @@ INVALID_TOGETHER = {
         ("1: 2", "the key 1 is not text"),
         ("seed: 3", "data is missing"),
         ("extends: run.yaml", "extends itself"),
-        ("extends: none.yaml", "no such file"),
+        (
+            "extends: quickstart",
+            "no such file; `extends` takes a file; `facetrain config show PRESET > FILE`",
+        ),
         ("extends: .", "is not a file"),
         *((f"data: {{train: x}}\n{line}", message) for line, message in INVALID_TOGETHER.items()),
     ],
