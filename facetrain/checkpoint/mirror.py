@@ -151,7 +151,7 @@ class Mirror:
                 f"{run_id}); set run.name of one of them to another name"
             )
         raise CheckpointError(
-            f"{public(self.url)}: another process has continued this run (id {run_id}) since, on another machine or in "
+            f"{public(self.url)}: another process has continued this run (id {run_id}) since, on another host or in "
             "a copy of the folder, and its checkpoints count there; end one of the two"
         )
 

@@ -220,7 +220,7 @@ class CheckpointWriter:
         path, reason = getattr(error, "filename", None) or self._folder, error_reason(error)
         if isinstance(error, FileNotFoundError) and collectives.rank() > 0:
             # The leader has created the folder, so this rank's machine has other storage.
-            reason += "; use a folder that all machines of the run share"
+            reason += "; use a folder that all hosts of the run share"
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             reason += "; free space on the disk"
         return f"rank {collectives.rank()}: {path}: {reason}"

@@ -19,7 +19,7 @@ from facetrain.errors import FacetrainError, UsageError
 from facetrain.run.request import TrainRequest
 
 Processes = Annotated[
-    str, typer.Option(metavar="N|auto", help="Processes on this machine. auto: one per GPU, or one on CPU.")
+    str, typer.Option(metavar="N|auto", help="Processes on this host. auto: one per GPU, or one on CPU.")
 ]
 
 
@@ -30,11 +30,14 @@ class LaunchOptions:
     nproc_per_node: Processes = "auto"
     nnodes: Annotated[
         str,
-        typer.Option(metavar="N|MIN:MAX", help="Number of machines, or MIN:MAX for elastic training."),
+        typer.Option(
+            metavar="N|MIN:MAX",
+            help="Number of hosts, the machines of the run, or MIN:MAX for elastic training.",
+        ),
     ] = "1"
     rdzv_endpoint: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="HOST:PORT of one machine; give the same value on all."),
+        typer.Option(metavar="HOST:PORT", help="Name and port of one host; give the same value on all."),
     ] = None
     max_restarts: Annotated[
         int, typer.Option(min=0, help="How many times training may restart after a failure.")

@@ -124,11 +124,11 @@ def _explain_rendezvous_failure(error: Exception, endpoint: str, log_dir: Path) 
     last = _last_start(log_dir)
     if last is None:
         return (
-            f"the rendezvous{at} failed: {reason}; check that the port is free and reachable from every node"
+            f"the rendezvous{at} failed: {reason}; check that the port is free and reachable from every host"
         )
     reasons = [read_reason(path) for path in last.glob("*/error.json")]
-    before = next(filter(None, reasons), "the reason is printed above, or on another node")
-    return f"the ranks of this node ended: {before}; the rendezvous{at} for a restart failed ({reason})"
+    before = next(filter(None, reasons), "the reason is printed above, or on another host")
+    return f"the ranks of this host ended: {before}; the rendezvous{at} for a restart failed ({reason})"
 
 
 def _failure_of_ranks(log_dir: Path) -> int:
@@ -168,9 +168,9 @@ def _exit_code(error: ChildFailedError) -> int:
             raise LaunchError(_explain_signal(-failure.exitcode, rank, failure.pid))
     lost = next(filter(None, (read_reason(path, printed=False) for path in files)), "")
     raise LaunchError(
-        f"the ranks of this node ended: {lost}"
+        f"the ranks of this host ended: {lost}"
         if lost
-        else "the ranks of this node ended because a rank of another node is lost; see its output for the reason"
+        else "the ranks of this host ended because a rank of another host is lost; see its output for the reason"
     )
 
 

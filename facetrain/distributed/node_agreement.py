@@ -64,7 +64,7 @@ class GroupStart:
             # Strict: JSON's true would pass for a number.
             return TypeAdapter(cls).validate_json(text, strict=True)
         except ValidationError:
-            raise ValueError("its store holds something else than the nodes of a run") from None
+            raise ValueError("its store holds something else than the hosts of a run") from None
 
 
 class Member:

@@ -147,12 +147,12 @@ class NodeRendezvous(RendezvousHandler):
     def _advance(self, start: GroupStart, report: _WaitReport, deadline: float) -> float:
         """Show that this node lives, and write what it makes of the state; return the deadline of the next round."""
         if start.is_closed:
-            raise RendezvousClosedError("another machine has ended the run")
+            raise RendezvousClosedError("another host has ended the run")
         if start.is_complete and any(map(self._is_alive, start.nodes)):
             deadline = time.monotonic() + _JOIN_S  # a spare node waits as long as the others train
         if time.monotonic() > deadline:
             if not start.is_complete:
-                raise RendezvousTimeoutError(f"too few machines have joined within {_JOIN_S:.0f} s")
+                raise RendezvousTimeoutError(f"too few hosts have joined within {_JOIN_S:.0f} s")
             # All nodes of this start are lost: none of them will open the next one.
             self._replace(start, start.opened_by(self._me.name))
             return time.monotonic() + _JOIN_S
@@ -258,11 +258,11 @@ class NodeRendezvous(RendezvousHandler):
 
     def _describe(self, start: GroupStart) -> str:
         count = len(start.nodes)
-        joined = f"{count} of {start.most} nodes have joined at {self._host}:{self._port}"
+        joined = f"{count} of {start.most} hosts have joined at {self._host}:{self._port}"
         if self._me.name not in start.nodes:
             return f"waiting for a place in the run: {joined}"
         if count >= start.least:
-            return f"waiting up to {LAST_CALL_S:.0f} s for more nodes: {joined}"
+            return f"waiting up to {LAST_CALL_S:.0f} s for more hosts: {joined}"
         return f"waiting for {start.least - count} more: {joined}; start the same command on the others"
 
     @property

@@ -44,7 +44,7 @@ def topology(
     least, most = _node_range(nnodes)
     if most > 1 and not rdzv_endpoint:
         raise UsageError(
-            f"--nnodes {nnodes} needs --rdzv-endpoint HOST:PORT: one machine and a port of it; give the same value on "
+            f"--nnodes {nnodes} needs --rdzv-endpoint HOST:PORT: one host and a port of it; give the same value on "
             "all"
         )
     return Topology(
@@ -63,7 +63,7 @@ def _node_range(nnodes: str) -> tuple[int, int]:
     except ValueError:
         low = high = 0
     if not 1 <= low <= high:
-        raise UsageError(f"--nnodes {nnodes}: give a number of nodes, or MIN:MAX")
+        raise UsageError(f"--nnodes {nnodes}: give a number of hosts, or MIN:MAX")
     return low, high
 
 

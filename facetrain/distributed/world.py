@@ -252,7 +252,7 @@ def _warn_of_open_port(port: int) -> None:
     """Warn of the port of another launcher, whose store facetrain cannot bind to an interface."""
     unpickles = ", and torchrun runs code that others write there" if has_agent() else ""
     print(
-        f"warning: port {port} is open to all hosts that reach this one{unpickles}: close it to hosts of others, or "
+        f"warning: port {port} is open to all machines that reach this one{unpickles}: close it to those of others, or "
         'start the ranks by --nproc-per-node and --nnodes of facetrain (see "The network" in docs/security.md)',
         file=sys.stderr,
         flush=True,

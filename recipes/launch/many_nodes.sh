@@ -1,14 +1,14 @@
 #!/bin/sh
-# Train on several machines: run this script on every one. All of them must share the storage of the run folder.
-# Their ports must be closed to other hosts: see "The network" in docs/security.md.
+# Train on several hosts: run this script on every one. All of them must share the storage of the run folder.
+# Their ports must be closed to other machines: see "The network" in docs/security.md.
 set -eu
 CONFIG=${CONFIG:-configs/glint360k_r100.yaml}
-FIRST=${FIRST:-node0:29400}   # host name of one machine, and a free port on it
-NODES=${NODES:-2}             # or MIN:MAX, to continue with fewer machines if some are lost
-GPUS=${GPUS:-8}               # GPUs of each machine
+FIRST=${FIRST:-node0:29400}   # name of one host, and a free port on it
+NODES=${NODES:-2}             # or MIN:MAX, to continue with fewer hosts if some are lost
+GPUS=${GPUS:-8}               # GPUs of each host
 MAX_RESTARTS=${MAX_RESTARTS:-10}
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=300    # seconds to save after SIGTERM
-# Network interface between the machines. Set it if they have several.
+# Network interface between the hosts. Set it if they have several.
 # export NCCL_SOCKET_IFNAME=eth0 GLOO_SOCKET_IFNAME=eth0
 
 exec facetrain train --config "$CONFIG" "$@" \

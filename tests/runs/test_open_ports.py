@@ -86,4 +86,4 @@ def test_the_ranks_of_torchrun_listen_on_the_loopback_interface_and_its_own_port
     addresses, stderr = addresses_until_the_end(process, lambda: list(ranks_of(process.pid).values()))
     assert addresses and all(address.is_loopback for address in addresses)
     warnings = [line for line in stderr.splitlines() if line.startswith("warning: port ")]
-    assert len(warnings) == 1 and "is open to all hosts that reach this one" in warnings[0]
+    assert len(warnings) == 1 and "is open to all machines that reach this one" in warnings[0]

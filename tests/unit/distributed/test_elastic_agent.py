@@ -28,10 +28,10 @@ def test_a_failed_rendezvous_for_a_restart_is_reported_with_the_reason_of_the_re
     (tmp_path / "run_x" / "attempt_0" / "0").mkdir(parents=True)
     message = _explain_rendezvous_failure(lost, "host:1", tmp_path)
     assert "the rendezvous at host:1 for a restart failed (no connection)" in message
-    assert "the reason is printed above, or on another node" in message
+    assert "the reason is printed above, or on another host" in message
     (tmp_path / "run_x" / "attempt_0" / "0" / "error.json").write_text('{"message": "rank 1 was stuck"}')
     message = _explain_rendezvous_failure(lost, "host:1", tmp_path)
-    assert message.startswith("the ranks of this node ended: rank 1 was stuck; the rendezvous at host:1")
+    assert message.startswith("the ranks of this host ended: rank 1 was stuck; the rendezvous at host:1")
 
 
 def failed_ranks(folder, **codes_and_reasons):

@@ -104,5 +104,5 @@ VALID = json.loads(GroupStart(1, 2, 3, ("a",)).encode())
     ids=str.__len__,
 )  # fmt: skip
 def test_any_other_text_in_the_store_is_refused(text):
-    with pytest.raises(ValueError, match="holds something else than the nodes of a run"):
+    with pytest.raises(ValueError, match="holds something else than the hosts of a run"):
         GroupStart.decode(text)

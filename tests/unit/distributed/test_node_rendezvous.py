@@ -79,7 +79,7 @@ def test_nodes_start_again_with_one_that_comes_later_and_without_one_that_is_gon
         wait_until(lambda: nodes[0].num_nodes_waiting() == 1)  # its ranks have failed: another number
         assert meet(nodes[0]) == {2} and failed.result().world_size == 2
     assert nodes[0].shutdown() and nodes[2].is_closed()
-    with pytest.raises(RendezvousClosedError, match="another machine"):
+    with pytest.raises(RendezvousClosedError, match="another host"):
         nodes[1].next_rendezvous()
 
 
@@ -163,7 +163,7 @@ def test_whom_a_node_waits_for_is_reported_once(capsys, monkeypatch, endpoint):
     with pytest.raises(RendezvousTimeoutError, match="1 s"):
         NodeRendezvous(endpoint, "run", 3, 4).next_rendezvous()
     assert capsys.readouterr().err == (
-        f"waiting for 2 more: 1 of 4 nodes have joined at {endpoint}; start the same command on the others\n"
+        f"waiting for 2 more: 1 of 4 hosts have joined at {endpoint}; start the same command on the others\n"
     )
     # 192.0.2.0/24 is reserved for documentation: no host has such an address.
     with pytest.raises(RendezvousConnectionError):
