@@ -73,7 +73,7 @@ class DataSettings(Settings):
     """Path of the training data: a folder or file in one of the formats of docs/data.md, the YAML file of a mixture of
     datasets, or an address. `s3://` and `gs://` are read in place, see `cache`; others are downloaded."""
     cache: PathText | None = None
-    """Folder for the parts of `s3://` and `gs://` datasets that were read last, on a fast disk of each machine. null:
+    """Folder for the parts of `s3://` and `gs://` datasets that were read last, on a fast disk of each host. null:
     the user's cache folder."""
     cache_bytes: Positive = CACHE_BYTES
     """Largest size of these parts. `shuffle: blocks` needs two windows of 131,072 images each."""
@@ -88,7 +88,7 @@ class DataSettings(Settings):
     """Smallest number of images of an identity; identities with fewer images are left out."""
     workers: NotNegative | Literal["auto"] = "auto"
     """Number of processes per rank that read and decode images. auto: the usable CPU cores divided by the ranks on
-    the machine, at most 16. 0: no processes, the training process reads."""
+    the host, at most 16. 0: no processes, the training process reads."""
     shuffle: Literal["full", "blocks"] = "full"
     """Order of the images. full: a random permutation of all images. blocks: images are read in contiguous blocks
     and shuffled within a window, for slow disks and object stores."""

@@ -43,7 +43,7 @@ def write_skipped_images(parts: Parts, loader: StagedLoader) -> list[str]:
 
 
 def write_divergence(parts: Parts, error: DivergedError) -> None:
-    """Write the last steps of a run that has diverged to diverged.json. For the leader only."""
+    """Write the last step of a run that has diverged to diverged.json. For the leader only."""
     with suppress(OSError):  # a full disk must not hide the reason why the run ended
         write_atomically(parts.folder / DIVERGED_FILE, json.dumps(error.report) + "\n")
 
