@@ -40,7 +40,7 @@ def calibrate(
             metavar="DATASET|SET",
             parser=local_set,
             help="Known people: a dataset, or a .bin set with a table of subjects; a path, or the name of a set in the "
-            "data folder.",
+            "folder --data-dir.",
         ),
     ],
     fmr: Annotated[

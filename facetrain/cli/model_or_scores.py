@@ -37,7 +37,8 @@ class ModelOrScores:
             metavar="SET",
             parser=local_set,
             help="Evaluation set: a .bin file, or a folder in the layout of IJB or TinyFace; a path, an address, or a "
-            "name in the data folder. Repeat the option for several sets. Default: the sets of the run (eval.targets).",
+            "name in the folder --data-dir. Repeat the option for several sets. Default: the sets of the run "
+            "(eval.targets).",
         ),
     ] = None
     scores: Annotated[

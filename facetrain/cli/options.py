@@ -116,8 +116,8 @@ Detector = Annotated[
 DataDir = Annotated[
     Path | None,
     typer.Option(
-        help="Folder of the sets that are given by name. The default is the evaluation folder of the run, or the "
-        "current folder if MODEL is not a run."
+        help="Folder of the sets that are given by name. The default is that of the run (eval.dir), or the current "
+        "folder if MODEL is not a run."
     ),
 ]
 _DEVICE_AND_BATCH = {
