@@ -40,7 +40,7 @@ except KeyboardInterrupt:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
-    monkeypatch.setattr(node_agreement, "LAST_CALL_S", 0.3)
+    monkeypatch.setattr(node_agreement, "LAST_CALL_S", 0.0)
     monkeypatch.setattr(node_rendezvous, "_POLL_S", 0.01)
     monkeypatch.setattr(node_rendezvous, "_QUIET_S", 0.1)
     monkeypatch.setattr(node_rendezvous, "_JOIN_S", 20)
@@ -51,8 +51,12 @@ def endpoint():
     return f"127.0.0.1:{free_ports(1)[0]}"
 
 
-def meet(*nodes):
-    """Let nodes join the next start together; return the sizes that they were told."""
+def meet(*nodes, last_call_s=0.0):
+    """Let nodes join the next start together; return the sizes that they were told.
+
+    A start of more nodes than the least number needs a last call: without one it is complete before all have joined.
+    """
+    node_agreement.LAST_CALL_S = last_call_s  # `soon` restores it
     with ThreadPoolExecutor(len(nodes)) as threads:
         joined = [call.result() for call in [threads.submit(node.next_rendezvous) for node in nodes]]
     stores = {
@@ -72,7 +76,7 @@ def test_nodes_start_again_with_one_that_comes_later_and_without_one_that_is_gon
     with ThreadPoolExecutor(1) as thread:
         late = thread.submit(nodes[2].next_rendezvous)
         wait_until(lambda: all(node.num_nodes_waiting() == 1 for node in nodes[:2]))
-        assert meet(*nodes[:2]) == {3} and late.result().world_size == 3
+        assert meet(*nodes[:2], last_call_s=60) == {3} and late.result().world_size == 3
     assert not nodes[0].num_nodes_waiting()
     with ThreadPoolExecutor(1) as thread:
         failed = thread.submit(nodes[2].next_rendezvous)
@@ -92,7 +96,7 @@ def test_a_node_with_other_numbers_of_nodes_ends_and_does_not_disturb_the_others
     ):
         other.next_rendezvous()
     assert other.shutdown() and not nodes[0].is_closed() and not nodes[0].num_nodes_waiting()
-    assert meet(*nodes) == {2}
+    assert meet(*nodes, last_call_s=60) == {2}
 
 
 @pytest.mark.parametrize(("marks", "ends_all"), [(["no_restart"], True), (["no_restart", "leaves"], False)])
@@ -100,7 +104,7 @@ def test_a_node_whose_ranks_cannot_take_part_ends_the_run_only_if_nobody_can(
     endpoint, tmp_path, marks, ends_all
 ):
     nodes = [NodeRendezvous(endpoint, "run", 1, 2) for _ in range(2)]
-    assert meet(*nodes) == {2}
+    assert meet(*nodes, last_call_s=60) == {2}
     nodes[1].log_dir = tmp_path
     folder = tmp_path / "run_x" / "attempt_0" / "0"
     folder.mkdir(parents=True)
@@ -117,13 +121,12 @@ def test_a_node_whose_ranks_cannot_take_part_ends_the_run_only_if_nobody_can(
 def test_a_node_that_waits_opens_the_next_start_if_all_nodes_of_the_present_one_are_lost(
     endpoint, monkeypatch
 ):
-    monkeypatch.setattr(node_rendezvous, "_JOIN_S", 1.0)
-    monkeypatch.setattr(
-        node_agreement, "_SILENT_S", 3.0
-    )  # longer than this process may have to wait for a core
     first, second, host, late = (NodeRendezvous(endpoint, "run", 2, 2) for _ in range(4))
     host._connected = host._connect(node_rendezvous._WaitReport(), time.monotonic() + 10)  # serves the store
     assert meet(first, second) == {2}
+    monkeypatch.setattr(node_rendezvous, "_JOIN_S", 1.0)
+    # Longer than this process may have to wait for a core.
+    monkeypatch.setattr(node_agreement, "_SILENT_S", 3.0)
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(host.next_rendezvous)
         for _ in range(40):  # as their agents do while the ranks train
@@ -202,7 +205,6 @@ time.sleep(600)
 def test_an_agent_goes_on_while_the_store_does_not_answer_and_joins_when_it_does(
     endpoint, monkeypatch, capsys
 ):
-    monkeypatch.setattr(node_rendezvous, "_ANSWER_S", 0.2)
     port = endpoint.partition(":")[2]
     server = subprocess.Popen([sys.executable, "-c", SERVER, port], env=environment(), stdout=subprocess.PIPE)
     try:
@@ -211,12 +213,14 @@ def test_an_agent_goes_on_while_the_store_does_not_answer_and_joins_when_it_does
         assert node.next_rendezvous().world_size == 1
         server.send_signal(signal.SIGSTOP)
         os.waitpid(server.pid, os.WUNTRACED)  # the kernel stops it when its thread runs next
+        monkeypatch.setattr(node_rendezvous, "_ANSWER_S", 0.2)
         assert not node.num_nodes_waiting(), "ranks that train go on"
         assert not node.shutdown(), "the others cannot learn of it"
         with ThreadPoolExecutor(1) as thread:
             restarted = thread.submit(node.next_rendezvous)
             wait_until(lambda: "does not answer" in capsys.readouterr().err or restarted.done())
             assert not restarted.done()
+            monkeypatch.setattr(node_rendezvous, "_ANSWER_S", 20)
             server.send_signal(signal.SIGCONT)
             assert restarted.result(timeout=60).world_size == 1
     finally:
