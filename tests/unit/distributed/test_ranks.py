@@ -2,7 +2,6 @@
 
 import signal
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -21,6 +20,7 @@ from facetrain.errors import (
     of_all_ranks,
     unprinted,
 )
+from tests.support.waiting import set_time, wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -88,19 +88,27 @@ def test_a_rank_that_does_not_leave_is_not_waited_for_without_end(monkeypatch):
 
 @pytest.mark.parametrize("late", [0, 1])
 def test_a_rank_that_hangs_while_the_run_starts_is_named(late, monkeypatch, capfd):
-    monkeypatch.setattr("facetrain.distributed.ranks._QUIET_S", 0.1)
+    now, printed = 0.0, ""
+    set_time(monkeypatch, "facetrain.distributed.ranks", monotonic=lambda: now)
     store, places = HashStore(), ["a, process 5", "b, process 6", "c, process 7"]
+
+    def is_named():
+        nonlocal now, printed
+        now += 61.0  # only the wait for this rank takes so long
+        printed += capfd.readouterr().err
+        return printed
 
     def start(number):
         ranks = Ranks(number, 0, 3, 1, rendezvous=Rendezvous(store, number, "id", places, "127.0.0.1", 1))
         if number == late:
-            time.sleep(0.5)
+            wait_until(is_named, every_s=0.1)
         return ranks.decide(lambda: "the plan"), ranks.gather(number)
 
     with ThreadPoolExecutor(3) as threads:
         assert list(threads.map(start, range(3))) == [("the plan", [0, 1, 2])] * 3
+    printed += capfd.readouterr().err
     line = f"waiting for rank {late} ({places[late]}), which has not opened its data and files yet\n"
-    assert capfd.readouterr().err == line, "once, by one rank"
+    assert printed == line, "once, by one rank"
 
 
 @pytest.mark.parametrize(
