@@ -119,6 +119,7 @@ def interrupt(folder, describe, step, options):
 def test_a_run_killed_anywhere_and_resumed_records_what_the_uninterrupted_one_does(
     whole, describe, tmp_path, options
 ):
+    options = options | {"steps": 24}  # the run must not end while this process waits for a core
     expected = metrics(whole(**options))
     folder = tmp_path / "killed"
     interrupt(folder, describe, random.Random(str(options)).randint(6, 10), options)

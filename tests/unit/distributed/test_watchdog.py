@@ -183,7 +183,8 @@ def test_ranks_that_finish_one_after_the_other_do_not_end_each_other(start, port
 
 
 def test_a_rank_that_cannot_connect_to_rank_0_goes_on_with_a_warning(start, port, tmp_path):
-    unconnected, ended_soon = start(WAIT_FOR_FILE, 1, port), start("pass", 1, port)
+    # The second one may take long to end.
+    unconnected, ended_soon = start(WAIT_FOR_FILE, 1, port), start("pass", 1, port, _WARNS_S=60.0)
     warning = f"warning: rank 1 could not connect to rank 0 at 127.0.0.1:{port} (Connection refused)"
     assert unconnected.stderr.readline().startswith(warning)
     (tmp_path / "go").touch()
@@ -250,7 +251,9 @@ if other:
     ],
 )
 def test_a_helper_that_stays_stopped_or_was_killed_is_named_and_ends_the_process(start, fault, reason, rank):
-    process = start(HELPER, rank, arguments=fault.split())
+    # A process that is to continue its helper after 0.3 s may have to wait for a core.
+    limits = {"_HELPER_S": 2.0} if "continued" in fault else {}
+    process = start(HELPER, rank, arguments=fault.split(), **limits)
     helper = int(process.stdout.readline())
     _, stderr = process.communicate(timeout=60)
     assert not is_alive(helper)
