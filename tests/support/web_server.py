@@ -114,3 +114,4 @@ def running_web_server():
 
     with serving(Handler) as server.address:
         yield server
+        server.drip_s = 0.0  # an answer that nobody waits for ends before the next test
