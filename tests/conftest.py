@@ -36,7 +36,7 @@ def seeded():
 @pytest.fixture(autouse=True)
 def own_signal_handlers():
     """Commands and runs in the process of the tests handle signals, and ignore SIGTERM at their end."""
-    numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    numbers = [signal.Signals[f"SIG{name}"] for name in ("HUP", "INT", "TERM", "USR1", "USR2", "ALRM")]
     before = [signal.getsignal(number) for number in numbers]
     yield
     for number, handler in zip(numbers, before, strict=True):
