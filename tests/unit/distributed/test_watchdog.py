@@ -220,10 +220,18 @@ def test_a_rank_ends_with_its_watchdog_and_the_watchdog_with_its_rank(start, tmp
 
 
 HELPER = """
+(guard,) = set(watchdog_process.descendants(os.getpid())) - {other and other.pid}
+
+def waits():
+    with open(f"/proc/{guard}/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("voluntary_ctxt_switches"))
+
 code = f"import time; time.sleep(60)  # {sys.argv[-1]}"
 helper = subprocess.Popen([sys.executable, "-c", code], start_new_session="session" in sys.argv[5:])
 print(helper.pid, flush=True)
-time.sleep(1.5)
+before = waits()
+while waits() < before + 4:  # the watchdog has looked at the helper then
+    time.sleep(0.05)
 os.kill((other if "other" in sys.argv[5:] else helper).pid, getattr(signal, sys.argv[5]))
 if "continued" in sys.argv[5:]:
     time.sleep(0.3)
