@@ -129,7 +129,7 @@ def test_threads_of_a_command_spin_briefly_unless_the_environment_says_otherwise
     environment = {key: value for key, value in os.environ.items() if key not in _WAITING}
     done = subprocess.run(
         [sys.executable, "-m", "facetrain", "doctor", "--json"],
-        env=environment | given | {"OMP_DISPLAY_ENV": "VERBOSE"}, capture_output=True, text=True, timeout=120,
+        env=environment | given | {"OMP_DISPLAY_ENV": "VERBOSE"}, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert f"GOMP_SPINCOUNT = '{spins}'" in done.stderr
 
