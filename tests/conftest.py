@@ -24,6 +24,8 @@ def order(item):
 
 
 os.environ.pop("XDG_CACHE_HOME", None)  # tests choose the cache folder by HOME
+for name in ("NO_PROXY", "no_proxy"):  # a proxy does not lead to their servers
+    os.environ[name] = f"{os.environ.get(name, '')},127.0.0.1,localhost"
 
 
 @pytest.fixture(autouse=True)
