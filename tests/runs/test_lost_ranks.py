@@ -219,9 +219,12 @@ def test_under_torchrun_the_last_line_before_its_traceback_says_that_this_is_no_
         [sys.executable, "-m", *command, "--config", describe(), "--run-dir", tmp_path / "run", *LONG],
         env=environment(), stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=restore_signals,
     )  # fmt: skip
-    wait_for_step(tmp_path / "run", 6, process)
-    os.killpg(process.pid, signal.SIGINT)
-    _, stderr = process.communicate(timeout=120)
+    try:
+        wait_for_step(tmp_path / "run", 6, process)
+        os.killpg(process.pid, signal.SIGINT)
+        _, stderr = process.communicate(timeout=120)
+    finally:
+        kill([process.pid, *descendants(process.pid)])
     before = stderr.partition("Traceback")[0].splitlines()[-1]
     assert re.search(
         r"continues from step \d+; the traceback that torchrun prints now is no failure$", before
