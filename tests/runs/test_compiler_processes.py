@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from tests.support.command import start
-from tests.support.processes import kill
+from tests.support.processes import descendants, kill
 
 COMPILER = """#!/bin/sh
 case "$*" in *.cpp*) echo $$ >> "$0.pids"; kill -{signal} $$;; esac
@@ -27,11 +27,16 @@ def train_with(describe, tmp_path):
             "--set", "train.compile=on", "--set", "train.timeout_s=5",
             fresh=True, CXX=str(compiler), TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "code"),
         )  # fmt: skip
-        _, stderr = process.communicate(timeout=240)
+        try:
+            _, stderr = process.communicate(timeout=240)
+        finally:
+            kill([process.pid, *descendants(process.pid)])
         return process, stderr
 
+    pids = tmp_path / "compiler.pids"
+    pids.touch()
     yield train
-    kill(map(int, (tmp_path / "compiler.pids").read_text().split()))  # a stopped one waits for ever
+    kill(map(int, pids.read_text().split()))  # a stopped one waits for ever
 
 
 @pytest.mark.slow
