@@ -73,6 +73,23 @@ def summarize_groups(rates: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     }
 
 
+def without_chance(drawn_RV: np.ndarray, rate_V: np.ndarray) -> np.ndarray:
+    """Return the rates of draws, float (R, V), with the differences between the groups reduced by what chance adds.
+
+    Chance makes the rates `rate_V` of equal groups differ in a set, and in a draw of its people once more: the measures
+    of nearly all draws would be above that of all people. Both times, the variance over the groups grows on average by
+    that of the differences between draw and set. Draws without pairs of a group are left out.
+    """
+    drawn_RV = drawn_RV[np.isfinite(drawn_RV).all(1)]
+    mean_R1 = drawn_RV.mean(1, keepdims=True)
+    variance_R1 = drawn_RV.var(1, ddof=1, keepdims=True)
+    chance = (drawn_RV - rate_V).var(1, ddof=1).sum() / max(len(drawn_RV), 1)
+    left_R1 = np.maximum(variance_R1 - 2 * chance, 0)
+    # Of equal rates, nothing is left.
+    factor_R1 = np.sqrt(np.divide(left_R1, variance_R1, out=np.zeros_like(left_R1), where=variance_R1 > 0))
+    return np.asarray(mean_R1 + factor_R1 * (drawn_RV - mean_R1))
+
+
 def _worst_to_mean(rate_RV: np.ndarray) -> np.ndarray:
     # The logarithm of 0 makes the mean 0, and the ratio is then not defined.
     with np.errstate(divide="ignore"):

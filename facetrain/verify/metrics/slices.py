@@ -12,7 +12,7 @@ from facetrain.verify.metrics import bootstrap
 from facetrain.verify.metrics.cross_groups import cross_groups
 from facetrain.verify.metrics.discard import discard_curve
 from facetrain.verify.metrics.draws import DRAWS, Draws
-from facetrain.verify.metrics.group_summary import RATES, Group, summarize_groups
+from facetrain.verify.metrics.group_summary import RATES, Group, summarize_groups, without_chance
 from facetrain.verify.metrics.pair_blocks import PairBlocks, every_subject_once
 from facetrain.verify.metrics.result import Result
 from facetrain.verify.metrics.roc import can_measure, threshold_at
@@ -153,12 +153,15 @@ def _summary(
     complete_V = np.isfinite(rates["fmr"][0]) & np.isfinite(rates["fnmr"][0])
     if complete_V.sum() < 2:
         return Group(column, None, {}, {})
-    summary = summarize_groups({name: rates[name][:, complete_V] for name in RATES})
-    metrics = {name: _none_if_nan(value[0]) for name, value in summary.items()}
-    drawn = summarize_groups({name: replicate[name][:, complete_V] for name in RATES}) if replicate else {}
+    rates, replicate = (
+        {name: rate[:, complete_V] for name, rate in part.items()} for part in (rates, replicate)
+    )
+    metrics = {name: _none_if_nan(value[0]) for name, value in summarize_groups(rates).items()}
+    drawn = {name: without_chance(rate, rates[name][0]) for name, rate in replicate.items()}
+    measures = summarize_groups(drawn) if drawn else {}
     # The others are ratios, deviations and coefficients.
     subjects = dict.fromkeys(metrics, int(subjects_V[complete_V].min()))
-    intervals = _intervals(metrics, drawn, subjects, ("accuracy_mean",))
+    intervals = _intervals(metrics, measures, subjects, ("accuracy_mean",))
     return Group(column, None, metrics, intervals)
 
 

@@ -77,6 +77,24 @@ def test_a_ratio_that_is_1_in_every_draw_has_no_binomial_limit():
     assert summary.interval["fnmr_gini"] == (0, 0)
 
 
+@pytest.mark.parametrize("harder", [0.0, 0.4])
+def test_the_intervals_of_differences_contain_equal_groups_if_the_groups_are_equal(harder):
+    equal = {"accuracy_spread": 0, "skewed_error_ratio": 1, "fnmr_worst_to_best": 1, "fnmr_gini": 0}
+    excluded, sets = dict.fromkeys(equal, 0), 10
+    for seed in range(sets):
+        random = np.random.default_rng(seed)
+        pairs = people(random, 60)
+        group = random.choice(["a", "b", "c", "d"], len(pairs.same_P))
+        pairs.score_P[(group == "d") & pairs.same_P] -= harder
+        pairs.score_P[(group == "d") & ~pairs.same_P] += harder
+        _, (summary,) = slice_groups(pairs, {"group": group}, 0.6, draws=Draws(100))
+        for name, value in equal.items():
+            low, high = summary.interval[name]
+            excluded[name] += not low - 1e-9 <= value <= high
+    # The quantiles of the draws alone exclude them in all sets.
+    assert min(excluded.values()) == sets if harder else max(excluded.values()) == 0, excluded
+
+
 def test_published_accuracies_give_the_published_spread():
     # ArcFace (ResNet-34) on RFW: Wang and Deng, CVPR 2020: mean 94.64, standard deviation 1.11, error ratio 1.65.
     accuracy = np.array([[0.9618, 0.9467, 0.9372, 0.9398]])
