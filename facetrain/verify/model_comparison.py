@@ -11,6 +11,7 @@ import numpy as np
 
 from facetrain.verify.metrics import bootstrap
 from facetrain.verify.metrics.result import Interval, Result
+from facetrain.verify.metrics.scored_pairs import NO_SHARES
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,10 @@ def compare_results(first: Result, second: Result) -> dict[str, Difference]:
             tail, _ = bootstrap.interval_quantiles(subjects)
             # Both ends from one share, because 1 − tail is rounded. 0.0 − x is never −0.0.
             low, high = np.quantile(gap_R, tail), 0.0 - np.quantile(-gap_R, tail)
+            if low == high == 0 and name not in NO_SHARES:
+                # As in bootstrap.interval: models that decide alike on these people may differ on others.
+                high = bootstrap.unseen_share(subjects)
+                low = -high
             # As in bootstrap.interval: the interval contains the difference that it belongs to.
             reach = min(float(low), one - other), max(float(high), one - other)
             p, is_bound = _two_sided_p(gap_R, subjects, one - other)

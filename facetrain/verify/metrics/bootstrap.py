@@ -123,9 +123,14 @@ def interval(
         return None
     low, high = (float(end) for end in np.quantile(known, interval_quantiles(subjects)))
     if is_share and low == high and low in (0.0, 1.0):
-        reach = 1 - ((1 - LEVEL) / 2) ** (1 / subjects)
+        reach = unseen_share(subjects)
         low, high = (0.0, reach) if low == 0 else (1 - reach, 1.0)
     return min(low, estimate), max(high, estimate)
+
+
+def unseen_share(subjects: int) -> float:
+    """Return the exact binomial limit, at `LEVEL`, of the share of people who are not among so many subjects."""
+    return 1 - ((1 - LEVEL) / 2) ** (1 / subjects)
 
 
 class WeightedCurve:

@@ -29,10 +29,16 @@ def of_gaps(gap_R, difference, subjects):
     return compare_results(first, second)["auc"]
 
 
-def test_a_model_does_not_differ_from_itself():
-    for difference in compare_results(scored(0), scored(0)).values():
-        assert (difference.interval, difference.p) == ((0, 0), 1)
-        assert not np.signbit(difference.interval).any()
+def test_two_models_that_decide_alike_may_differ_by_the_binomial_limit_on_other_people():
+    found = compare_results(scored(0), scored(0))
+    limit = 1 - 0.025 ** (1 / 80)
+    assert {"auc", "eer", "tar@1e-01"} <= found.keys()
+    for difference in found.values():
+        assert (difference.first - difference.second, difference.p) == (0, 1)
+        assert difference.interval == pytest.approx((-limit, limit))
+    first, second = (Result("x", {"xnorm": 2.0}, subjects=80, replicates={"xnorm": np.full(9, 2.0)}),) * 2
+    length = compare_results(first, second)["xnorm"].interval
+    assert length == (0, 0) and not np.signbit(length).any(), "no share of pairs"
 
 
 @pytest.mark.parametrize(
