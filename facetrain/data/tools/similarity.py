@@ -104,17 +104,19 @@ def nearest_other_center(
 class Separation:
     """Error of a model on a dataset, between an image's identity and another identity."""
 
-    eer: float
+    eer: float | None
     """Share of images below a cosine to the center of their identity, and above it to the center of another one, at the
-    cosine where both shares are equal."""
+    cosine where both shares are equal. None without two identities, or without two images of one."""
 
     @property
     def useless(self) -> bool:
-        """Whether the model cannot separate the identities of the dataset."""
-        return not self.eer < USELESS_EER
+        """Whether the model cannot separate the identities of the dataset, or there is nothing to compare."""
+        return self.eer is None or self.eer >= USELESS_EER
 
     def sentence(self) -> str:
         """Return the error and what follows from it."""
+        if self.eer is None:
+            return "no label can be compared: that needs two identities, and two images of one of them"
         line = f"this model separates the identities of this dataset with an EER of {self.eer:.2%}"
         if self.useless:
             return f"{line}: it cannot separate them, or most labels are wrong; use a stronger model"
@@ -124,19 +126,16 @@ class Separation:
 
 
 def measure_separation(embedding_ND: np.ndarray, label_N: np.ndarray) -> Separation:
-    """Return the error of the model between an image's identity and one random other identity per image.
-
-    It is 1 if there is nothing to compare.
-    """
+    """Return the error of the model between an image's identity and one random other identity per image."""
     other_N = random_other_labels(label_N)
     if (other_N < 0).any():  # one identity
-        return Separation(1.0)
+        return Separation(None)
     centers = compute_centers(embedding_ND, label_N, int(label_N.max()) + 1)
     genuine_N = leave_one_out_similarity(embedding_ND, label_N, centers)
     impostor_N = similarity_to_center(embedding_ND, other_N, centers.unit_KD)
     genuine, impostor = (np.sort(cosine[np.isfinite(cosine)]) for cosine in (genuine_N, impostor_N))
     if not len(genuine) or not len(impostor):
-        return Separation(1.0)
+        return Separation(None)
     grid = np.linspace(-1, 1, 2001)
     rejected = np.searchsorted(genuine, grid) / len(genuine)
     accepted = 1 - np.searchsorted(impostor, grid) / len(impostor)
