@@ -42,7 +42,7 @@ from facetrain.run.parts.step_schedule import StepSchedule
 from facetrain.run.resolve import open_mirror
 from facetrain.run.run_plan import RunPlan
 from facetrain.run.start_checks import check_start
-from facetrain.telemetry.log import LogFile, log_to, warn
+from facetrain.telemetry.log import LogFile, log_to, stop_logging, warn
 from facetrain.telemetry.sink import Sinks
 from facetrain.training.choose_kernels import choose_kernels
 from facetrain.training.state import TrainState
@@ -51,7 +51,7 @@ from facetrain.verify.sets.pair_set import PairSet
 
 @dataclass(frozen=True)
 class Parts:
-    """Parts of a run that this rank has built after its plan. Its log is open."""
+    """Parts of a run that this rank has built after its plan. Its log and its sinks are open."""
 
     plan: RunPlan
     config: Config
@@ -107,6 +107,12 @@ class Parts:
     def has_ended(self) -> bool:
         """Whether the run has taken its last step, or has stopped early."""
         return self.state.step >= self.schedule.total_steps or bool(self.early_end)
+
+    def close(self) -> None:
+        """Close the sinks, unless the run has closed them, and the log."""
+        if self.sinks:
+            self.sinks.close()
+        stop_logging(self.log)
 
 
 def build(agreed: Agreed, world: World, check_lock: Callable[[], None], began_at: float) -> Parts:

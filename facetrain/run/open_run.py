@@ -60,13 +60,13 @@ class Run:
 def open_run(parts: Parts, page: LiveReport | None) -> Run:
     """Open what the parts of a run need to train. The leader keeps `page` up to date. Collective."""
     config, state, schedule, first_step = parts.config, parts.state, parts.schedule, parts.state.step
-    outputs, stop_request = RunOutputs(sinks=parts.sinks), StopRequest()
+    outputs, stop_request = RunOutputs(), StopRequest()
     with ExitStack() as opened:  # closed here only if the rest fails
-        opened.callback(lambda: outputs.close())  # only the sinks, until the others are open
         if parts.is_leader:
             outputs = open_outputs(
                 parts.folder, parts.sinks, total_steps=schedule.total_steps, resume_at=parts.plan.step
             )
+            opened.callback(outputs.close)
             report_start(parts, outputs)
         # The loader first: its processes read the first images while the rest is built and the network is verified.
         loader = build_loader(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
 from facetrain.config.schema import Config
@@ -26,7 +26,6 @@ from facetrain.run.loop import fit
 from facetrain.run.lr_range_test import RangeTest
 from facetrain.run.open_run import Run, open_run
 from facetrain.run.request import TrainRequest
-from facetrain.telemetry.log import stop_logging
 from facetrain.training.deterministic import deterministic_algorithms
 
 
@@ -66,13 +65,13 @@ def train(
                 agreed = agree(ranks, request, lease, pin)
             if agreed.plan.is_over:
                 return end_again(agreed, world)
-            parts = build(agreed, world, lease.require_lock, began_at)
-            if world.is_leader:
-                if not parts.plan.resumes:
-                    RangeTest.remove(parts.folder)
-                for test in tests:
-                    test.write(parts.folder)
-            return _train(parts)
+            with closing(build(agreed, world, lease.require_lock, began_at)) as parts:
+                if world.is_leader:
+                    if not parts.plan.resumes:
+                        RangeTest.remove(parts.folder)
+                    for test in tests:
+                        test.write(parts.folder)
+                return _train(parts)
 
 
 @contextmanager
@@ -112,7 +111,6 @@ def _train(parts: Parts) -> int:
     finally:
         if page:
             page.write()
-        stop_logging(parts.log)
 
 
 def _train_and_finish(parts: Parts, page: LiveReport | None) -> int:

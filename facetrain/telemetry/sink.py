@@ -86,22 +86,23 @@ class Sinks:
             try:
                 entry[1].write(step, values)
             except Exception as error:
-                self._give_up(entry, error)
+                _warn_of_failed(entry[0], error)
+                self._sinks.remove(entry)
+                self._given_up.append(entry[1])  # closed at the end: that may take long, and the run goes on
 
     def close(self) -> None:
-        """Close every sink, also those that were given up: they may have files, threads and processes."""
-        given_up = list(self._given_up)
-        for entry in list(self._sinks):
+        """Close every open sink, also those that were given up: they may have files, threads and processes."""
+        while self._sinks:
+            name, sink = self._sinks.pop(0)
             try:
-                entry[1].close()
-            except Exception as error:
-                self._give_up(entry, error)
-        # Last: one that waits for a server that is gone must not hold up the metrics of the others.
-        for sink in given_up:
-            with suppress(Exception):
                 sink.close()
+            except Exception as error:
+                _warn_of_failed(name, error)
+        # Last: one that waits for a server that is gone must not hold up the metrics of the others.
+        while self._given_up:
+            with suppress(Exception):
+                self._given_up.pop(0).close()
 
-    def _give_up(self, entry: tuple[str, Sink], error: Exception) -> None:
-        warn(f"log.sinks: {entry[0]} failed ({error_reason(error)}); it gets no more metrics until a resume")
-        self._sinks.remove(entry)
-        self._given_up.append(entry[1])  # closed at the end: that may take long, and the run goes on
+
+def _warn_of_failed(sink: str, error: Exception) -> None:
+    warn(f"log.sinks: {sink} failed ({error_reason(error)}); it gets no more metrics until a resume")

@@ -122,6 +122,7 @@ def test_sinks_that_were_given_up_are_closed_once_and_after_the_others(tmp_path,
         sinks.write(step, {"loss": 1.0})
     assert not closed
     sinks.close()
+    sinks.close()
     assert closed == ["close", "never", "write"]
     assert capfd.readouterr().err.count("own:Sink failed") == 2
 
