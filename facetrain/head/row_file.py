@@ -9,11 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
-from facetrain.errors import RunError
+from facetrain.errors import RunError, UsageError
 from facetrain.files import os_errors_as
 
 Layout = dict[str, tuple[int, torch.dtype]]
@@ -131,6 +132,11 @@ class DiskRows:
             name: rows[:, self._offsets[name] : self._offsets[name] + columns * dtype.itemsize].view(dtype)
             for name, (columns, dtype) in self._layout.items()
         }
+
+    def __getstate__(self) -> NoReturn:
+        raise UsageError(
+            "a head with its centers on disk cannot be copied or pickled; load its state_dict into another head"
+        )
 
     def __del__(self) -> None:
         for name in ("_descriptor", "_direct"):

@@ -137,6 +137,13 @@ def test_a_copy_of_a_head_that_updates_its_rows_has_the_last_update_and_continue
     assert torch.equal(other.state_dict()["weight"], head.state_dict()["weight"])
 
 
+def test_a_copy_of_a_head_with_its_rows_on_disk_is_refused(tmp_path):
+    storage = Storage(placement="disk", folder=tmp_path)
+    head = facetrain.PartialFC("cosface", SIZE, CLASSES, storage=storage, update=CenterUpdate())
+    with pytest.raises(UsageError, match="state_dict"):
+        copy.deepcopy(head)
+
+
 def test_the_options_of_a_margin_are_not_taken_for_norms():
     def own(cos, m):
         return cos - m
