@@ -21,7 +21,7 @@ from facetrain.data.tools.landmark_finder import YuNet
 from facetrain.distributed.world import World, join
 from facetrain.embeddings.embedder import Crop, EncodedImage, ImageEmbedder, Landmarks
 from facetrain.embeddings.embedding_files import Embeddings
-from facetrain.embeddings.image_inputs import LazySequence, input_landmarks, read_input
+from facetrain.embeddings.image_inputs import LazySequence, image_location, input_landmarks, read_input
 from facetrain.embeddings.inference import Inference
 from facetrain.embeddings.model_fingerprint import model_fingerprint
 from facetrain.embeddings.normalization import (
@@ -154,7 +154,7 @@ def embed_images(
     if faults is not None:
         embedder = replace(embedder, on_unreadable=faults.__setitem__)
     left_out = {} if faults is None else faults
-    location: Callable[[int], str] = getattr(images, "location", None) or "image {}".format
+    location = partial(image_location, images, name=name)
     crop, count = AlignedFaces(detector, location) if detector else PhotoCheck(), len(images)
     qualities = list[np.ndarray]()
     is_unit = _gives_unit_vectors(embedder, images, name, landmarks, crop)
@@ -186,7 +186,7 @@ def embed_images(
         raise DataError(
             f"{name}: none of the {count:,} images can be used; the first: {left_out[min(left_out)]}"
         )
-    crop.warn(name, location)
+    crop.warn(name, getattr(images, "location", None))
     return kept[:filled], np.concatenate(qualities)
 
 
@@ -221,7 +221,7 @@ class AlignedFaces:
             raise NoFaceError(f"{self._location(index)}: the detector finds no face; leave the photo out")
         return align(image, points, size)
 
-    def warn(self, name: str, location: Callable[[int], str]) -> None:
+    def warn(self, name: str, location: Callable[[int], str] | None) -> None:
         """Warn of photos with several faces of similar size; the arguments are as in `PhotoCheck.warn`."""
         if several := self._find.several_faces:
             warn(

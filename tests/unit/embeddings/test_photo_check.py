@@ -146,3 +146,6 @@ def test_a_detector_aligns_the_photos_that_are_embedded_compared_and_searched(tm
     assert "whole photos" not in err
     with pytest.raises(ImageError, match="image 0: the detector finds no face; leave the photo out"):
         opened.embed(np.zeros((200, 300, 3), np.uint8))
+    write_bin(tmp_path / "set.bin", [encode_png(np.zeros((200, 300, 3), np.uint8))] * 2, [True])
+    with pytest.raises(ImageError, match="/set.bin: image 0: the detector finds no face"):
+        opened.embed(tmp_path / "set.bin")
