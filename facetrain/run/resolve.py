@@ -105,7 +105,7 @@ def claim_run(request: TrainRequest, ranks: Ranks, launchers: Sequence[str], lea
     folders = FolderClaim(launchers, ranks.restarts, lease)
     if request.command == "resume":
         folder, asked = recorded_config(request)
-        lease.create(folder, exist_ok=True)  # of a run that is only in its mirror yet
+        folders.continued(folder)
     else:
         asked = asked_config(request)
         folder = _folder_of_new_run(request, asked.config, folders, lease)

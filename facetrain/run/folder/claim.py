@@ -46,6 +46,16 @@ class FolderClaim:
             raise existing_run(folder)
         return self._create(folder, exist_ok=True)
 
+    def continued(self, folder: Path) -> None:
+        """Create the folder of a run that continues and is only in its mirror yet, or check that it can be written to.
+
+        Raises:
+            UsageError: it cannot be created or written to.
+            RunError: the same for a folder with checkpoints.
+        """
+        here = "continue a copy of it in another folder"
+        self._create(folder, exist_ok=True, instead=here if folder.exists() else "start in another folder")
+
     def numbered(self, default: Path) -> Path:
         """Create the default folder of a run; if it exists, with the next number: NAME-2.
 
@@ -82,14 +92,16 @@ class FolderClaim:
             print(f"{default} exists: the folder of this run is {folder}", flush=True)
         return created
 
-    def _create(self, folder: Path, *, exist_ok: bool) -> Path:
+    def _create(
+        self, folder: Path, *, exist_ok: bool, instead: str = "give another --run-dir or run.dir"
+    ) -> Path:
         # A folder that has been written to may come back, such as one that a server's failure has made read-only.
         has_trained = has_checkpoints(folder)
         kind = RunError if has_trained else UsageError
-        advice = "make it writable, or " * has_trained + "give another --run-dir or run.dir"
+        advice = "make it writable, or " * has_trained + instead
         existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         if fault := write_fault(existing) if existing.is_dir() else os.strerror(errno.ENOTDIR):
-            doing = "written to" if has_trained else "created"
+            doing = "written to" if existing == folder else "created"
             raise kind(f"{folder}: cannot be {doing}: {existing}: {fault}; {advice}")
         with os_errors_as(kind, folder, advice):
             try:

@@ -58,6 +58,15 @@ def test_a_folder_in_which_a_run_has_trained_may_be_writable_again(tmp_path, mon
     assert type(ended.value) is kind
 
 
+def test_a_resume_whose_folder_cannot_be_written_is_not_advised_to_give_another_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(claim, "write_fault", lambda path: "Read-only file system")
+    monkeypatch.setattr(claim, "complete_steps", lambda path: [2] if path.parent == tmp_path else [])
+    with pytest.raises(RunError, match="cannot be written to: .*make it writable, or continue a copy"):
+        FolderClaim([], 0, Lease()).continued(tmp_path)
+    with pytest.raises(UsageError, match="cannot be created: .*; start in another folder"):
+        FolderClaim([], 0, Lease()).continued(tmp_path / "mirrored")
+
+
 def test_the_second_run_of_a_script_under_torchrun_is_another_run(tmp_path, monkeypatch):
     default = tmp_path / "name"
     with Lease() as lease:
