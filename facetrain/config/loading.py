@@ -6,6 +6,7 @@ import copy
 import difflib
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -253,7 +254,9 @@ def _parse_override(override: str) -> dict[str, Any]:
         raise ConfigError(f"--set {override}: use the form KEY=VALUE, for example --set optim.lr=0.2")
     value = _parse(text, f"--set {key}")
     if takes_text(key.strip()) and value is not None and not isinstance(value, str | list | dict):
-        value = text.strip()  # a commit such as 12e4567, or a date
+        value = re.split(r"\s#", text)[
+            0
+        ].strip()  # a commit such as 12e4567, or a date; without a comment of YAML
     return _nested(key.strip(), value)
 
 

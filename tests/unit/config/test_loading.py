@@ -252,6 +252,7 @@ def test_the_command_for_a_config_of_arcface_torch_works_in_a_shell(tmp_path):
     [
         ("run.name=1234567", "1234567"),
         ("run.name= 12e4567", "12e4567"),
+        ("run.name=12 # the twelfth", "12"),
         ("run.name=2024-11-28", "2024-11-28"),
         ("run.name=on", "on"),
         ("run.name='7'", "7"),
