@@ -143,7 +143,7 @@ ProtocolOptions = Annotated[
             "error-versus-discard curves, from 0 to 1. The default is the mean threshold of the folds.",
         ),
         "bootstrap": typer.Option(
-            min=0, help="Bootstrap draws of subjects for the 95 % intervals; 0 computes none."
+            min=0, help="Bootstrap draws of subjects for the 95 % intervals, at least 39; 0 computes none."
         ),
         "seed": typer.Option(min=0, help="Seed of the bootstrap draws."),
         "flip": typer.Option(

@@ -86,7 +86,7 @@ def test_a_gallery_of_another_model_is_in_the_results_of_an_evaluation(model, tm
     write_pairs(tmp_path / "pairs.bin", 20)
     old = tmp_path / "old.safetensors"
     write_model(old)
-    command = ["eval", model, "--target", "pairs", "--data-dir", tmp_path, "--bootstrap", 20, "--json", "-"]
+    command = ["eval", model, "--target", "pairs", "--data-dir", tmp_path, "--bootstrap", 40, "--json", "-"]
     alone, mixed, swapped = (
         json.loads(output_of(*command, *options))
         for options in ([], ["--gallery-model", old, "--against", old], ["--gallery-model", model])
@@ -105,7 +105,7 @@ def test_another_system_is_evaluated_alone_and_beside_a_model(model, tmp_path):
     rows = [f"{90 - n if one else n},{int(one)},{'<i>' if n < 20 else 'new'}" for n, one in enumerate(same)]
     (tmp_path / "system.csv").write_text("\n".join(["score,genuine,camera", *rows]))
     shown = output_of(
-        "eval", "--scores", tmp_path / "system.csv", "--bootstrap", 20, "--report", tmp_path / "report"
+        "eval", "--scores", tmp_path / "system.csv", "--bootstrap", 40, "--report", tmp_path / "report"
     )
     assert "auc              1.00000" in shown and "camera = new: 20 pairs" in shown
     page = (tmp_path / "report" / "report.html").read_text()
@@ -114,7 +114,7 @@ def test_another_system_is_evaluated_alone_and_beside_a_model(model, tmp_path):
     assert f"system.csv sha256:{digest}" in page
     shown = output_of(
             "eval", model, "--target", tmp_path / "pairs.bin", "--against", tmp_path / "system.csv",
-            "--bootstrap", 20)  # fmt: skip
+            "--bootstrap", 40)  # fmt: skip
     assert f"against {tmp_path / 'system.csv'}" in shown and "1.00000 = " in shown
 
 

@@ -54,7 +54,7 @@ def files(tmp_path_factory):
         ["data", "inspect", "photos"],
         ["data", "check", "photos"],
         ["data", "pack", "photos", "--output", "packed"],
-        ["eval", "--scores", "scores.csv", "--bootstrap", "10"],
+        ["eval", "--scores", "scores.csv", "--bootstrap", "40"],
         ["search", "a.npz", "a.npz"],
         ["runs", "runs"],
         ["report", "runs/NAME"],
@@ -96,7 +96,7 @@ def test_pages_escape_names_in_markup(files):
     run = files / "runs" / NAME.replace("/", "\u2215")
     page = files / "page.html"
     app(["report", str(run), "--output", str(page)], standalone_mode=False)
-    outputs = ["--report", str(files / "report"), "--bootstrap", "10"]
+    outputs = ["--report", str(files / "report"), "--bootstrap", "40"]
     app(["eval", "--scores", str(files / "scores.csv"), *outputs], standalone_mode=False)
     pages = [page, *(files / "report").rglob("*.html")]
     assert len(pages) == 2

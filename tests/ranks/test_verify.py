@@ -58,7 +58,7 @@ def test_sharing_pairs_among_ranks_keeps_the_scores_and_a_signal_to_one_rank_sto
 
 
 def evaluate_all(folder):
-    found, options = {}, EvaluationOptions(bootstrap=10)
+    found, options = {}, EvaluationOptions(bootstrap=40)
     for gallery in (None, embedder(factors=(1, 0.4, 2))):
         for name in ("ijbc", "tinyface", "pairs"):
             results = evaluate_set(open_set(name, folder), embedder(), options, gallery=gallery)

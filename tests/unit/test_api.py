@@ -235,6 +235,7 @@ def test_the_second_image_of_each_pair_is_embedded_by_the_gallery_model(model, t
     [
         ({"batch_size": 0}, "batch_size 0: too small; give a number of at least 1"),
         ({"bootstrap": -1}, "bootstrap -1: .* at least 0"),
+        ({"bootstrap": 38}, "bootstrap 38: .* at least 39"),
         ({"seed": -1}, "seed -1: .* at least 0"),
         ({"device": "gpu"}, "unknown device; choose one of auto, cpu, cuda"),
     ],

@@ -14,5 +14,7 @@ class Draws:
     seed: int = 0
 
 
+LEAST_DRAWS = 39
+"""Draws without which no tail of 2.5 % can be seen, that is 1 / (R + 1): an end of a 95 % interval would be a guess."""
 DRAWS = Draws()
 """The draws by default."""

@@ -78,7 +78,7 @@ def test_another_system_has_the_folds_of_the_set(model, tmp_path):
     score = np.random.default_rng(0).normal(size=PAIRS).round(3)
     rows = [f"{one},{int(genuine)}" for one, genuine in zip(score, same, strict=True)]
     (tmp_path / "system.csv").write_text("\n".join(["score,genuine", *rows]))
-    options = {"inference": CPU, "options": EvaluationOptions(bootstrap=20)}
+    options = {"inference": CPU, "options": EvaluationOptions(bootstrap=40)}
     found = evaluate(model, ["pairs"], tmp_path, against=tmp_path / "system.csv", **options)
     other = found.other_results["pairs"]
     order = fold_order(np.array(same))
