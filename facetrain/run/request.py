@@ -39,7 +39,7 @@ FOLDER_TERM = "the run folder"
 """Name of the run folder among the terms of a request."""
 
 
-class TrainRequest(BaseModel, frozen=True):
+class TrainRequest(BaseModel, frozen=True, extra="forbid"):
     """Request for a new run, or for the continuation of one. The request of rank 0 is the one that counts."""
 
     command: Literal["train", "resume"] = "train"

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 from torch.distributed import HashStore
 
 from facetrain.config.loading import build_config
@@ -53,6 +54,11 @@ def resume(**options):
 
 def train(**options):
     return TrainRequest(**{"config": "config.yaml", "run_dir": "new", **options})
+
+
+def test_a_request_for_what_no_rank_knows_is_refused():
+    with pytest.raises(ValidationError, match="alow_code"):
+        train(alow_code=True)
 
 
 @pytest.mark.parametrize(
