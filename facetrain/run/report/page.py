@@ -151,6 +151,8 @@ def _tiles(history: History, state: RunState, trained: str) -> Iterator[tuple[st
         yield "waited for images since the last start", f"{waited:,.1f} s"
     if memory := history.metrics.get("peak_memory_gib"):
         yield "peak memory of rank 0", f"{memory.high:.2f} GiB"
+    if isinstance(skipped := history.last("skipped_images"), float) and skipped:
+        yield "images that could not be read", f"{skipped:,.0f}"
 
 
 def _config_differences(folder: Path) -> dict[str, Any]:

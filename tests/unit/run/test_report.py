@@ -53,7 +53,9 @@ def folder(tmp_path):
     for step in (0, 10, 20):
         lines.write(step, {f"{EVIL}/accuracy": 0.5 + step / 100, f"{EVIL}/auc": 0.75})
         lines.write(step + 1, {"loss": 3.0, "lr": 0.1, "images_per_s": 1234.0, "peak_memory_gib": 2.5})
-    lines.write(22, {"loss": float("nan"), "lr": 0.1, "images_per_s": 1234.0, "wait_s": 1.5})
+    lines.write(
+        22, {"loss": float("nan"), "lr": 0.1, "images_per_s": 1234.0, "wait_s": 1.5, "skipped_images": 3.0}
+    )
     lines.close()
     RangeTest(rates=[0.01, 0.1, 1.0], losses=[3.0, 2.0, float("nan")], lr=0.0321).write(folder)
     (folder / "skipped_images.txt").write_text(f"{EVIL}: damaged\n")
@@ -83,6 +85,7 @@ def test_the_page_has_every_part_of_the_run(text):
     assert "ms1mv3_r50" in page.text and "run.name" not in page.text
     assert "stopped" in page.text and "22 of 40" in page.text
     assert "70.00%" in page.text and "0.7500" in page.text and "1,234" in page.text
+    assert "images that could not be read" in page.text
     assert "1 resume or restart" in page.text and "warns" in page.text and "quiet" not in page.text
     assert page.tags.count("svg") == 5 and "--lr find: optim.lr 0.0321" in page.text
 
