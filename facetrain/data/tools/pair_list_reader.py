@@ -68,7 +68,7 @@ def read_pairs(path: Path, images: Path | None) -> list[ListedPair]:
         raise PairsError(f"{path}: the folder of the images is not known; give it with --images")
     else:
         lines = read_lines(path)
-        if lines and len(lines[0][1]) <= 2 and all(word.isdigit() for word in lines[0][1]):
+        if lines and len(lines[0][1]) <= 2 and all(map(_NUMBER.fullmatch, lines[0][1])):
             lines = lines[1:]  # the numbers of folds and pairs
         pairs = list(_reader(lines)(lines, images))
     if not pairs:
@@ -132,7 +132,7 @@ def _is_numbered_pair(words: list[str]) -> bool:
 
 
 def _is_half_of_pair(words: list[str]) -> bool:
-    return len(words) == 2 and _is_image(words[0]) and words[1].isdigit()
+    return len(words) == 2 and _is_image(words[0]) and _NUMBER.fullmatch(words[1]) is not None
 
 
 def _is_path_pair(words: list[str]) -> bool:
@@ -181,7 +181,7 @@ def _cfp_images(path: Path, images: Path | None) -> dict[str, Path]:
     """Return the images of a list by their numbers. The paths in a list end in person/pose/image."""
     numbered = {}
     for location, words in read_lines(path):
-        is_valid = len(words) == 2 and words[0].isdigit() and _is_image(words[1])
+        is_valid = len(words) == 2 and _NUMBER.fullmatch(words[0]) is not None and _is_image(words[1])
         require_form(is_valid, location, words, "`number image`")
         root = path.parent.parent if images is None else images
         whole = path.parent / words[1] if images is None else images.joinpath(*Path(words[1]).parts[-3:])

@@ -45,6 +45,7 @@ def test_lists_with_two_lines_per_pair_find_images_in_one_folder_or_one_per_pers
         ("none.jpg ann_0002.jpg 1", 1),
         ("ann_0001.jpg ann_0002.jpg 2", 1),
         ("ann_0001.jpg 1\n", 1),
+        ("ann_0001.jpg ²\nann_0002.jpg ²\n", 1),
         ("ann_0001.jpg 1\nann_0002.jpg 0\n", 2),
         ("ann_0001.jpg 1\nann_0009.jpg 1\n", 2),
         ("ann_0001.jpg 1\nann_0002 2\n", 2),
