@@ -19,6 +19,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from facetrain.data.dataset import evenly_spread
 from facetrain.errors import ModelError
 from facetrain.models.inference_network import fold_norms, layers_of
 from facetrain.models.int8.equalization import (
@@ -58,7 +59,8 @@ def quantize(network: Int8Network, image_BCHW: Tensor) -> Int8Network:
     batches = image_BCHW.split(_BATCH_SIZE)
     # The ranges come after the equalization, which changes them, and the biases after the ranges that round them.
     equalized = equalize(network, channel_ranges(network, batches))
-    return correct_biases(find_ranges(equalized, batches), _spread(image_BCHW, _BIAS_IMAGES))
+    spread = image_BCHW[evenly_spread(len(image_BCHW), _BIAS_IMAGES)]
+    return correct_biases(find_ranges(equalized, batches), spread)
 
 
 def find_ranges(network: Int8Network, batches: Iterable[Tensor]) -> Int8Network:
@@ -78,11 +80,6 @@ def find_ranges(network: Int8Network, batches: Iterable[Tensor]) -> Int8Network:
                     low, high = map(float, value.aminmax())
                     ranges[name] = Range(min(low, ranges[name].low), max(high, ranges[name].high))
     return replace(network, ranges=ranges)
-
-
-def _spread(image_BCHW: Tensor, count: int) -> Tensor:
-    """Return up to `count` of the images, evenly spaced."""
-    return image_BCHW[:: -(-len(image_BCHW) // count)]
 
 
 def replace_prelus(network: Int8Network) -> Int8Network:
