@@ -23,8 +23,8 @@ from facetrain.data.remote_dataset import (
     DEFAULT_CACHE,
     ObjectCache,
     dataset_path,
+    fetched_again,
     forget_description,
-    forget_objects,
 )
 from facetrain.errors import DataError
 from facetrain.files import listed, os_errors_as, printable, shell_path
@@ -70,8 +70,10 @@ def open_dataset(
     try:
         dataset = open_list(path, root) if format.open is open_list else format.open(path)
     except DataError:
-        if not forget_objects(path):  # an answer of a store may have been damaged on its way
+        again = fetched_again(path)  # an answer of a store may have been damaged on its way
+        if again is None:
             raise
+        path = again
         try:
             dataset = format.open(path)
         except DataError:

@@ -82,14 +82,20 @@ def with_addresses(text: str) -> str:
     return download.with_addresses(text)
 
 
-def forget_objects(path: Path) -> bool:
-    """Have the objects of a remote dataset fetched again; return whether a path is one."""
-    if not isinstance(path, ObjectPath):
-        return False
+def fetched_again(path: Path) -> Path | None:
+    """Forget what the cache has of a remote dataset; return the path of its present version, None if it is not remote.
+
+    Raises:
+        DataError: the dataset is not there any more, or the store does not answer.
+    """
+    found = re.fullmatch(f"(.*){_IN_DESCRIPTION}/../(.*)", str(path), re.DOTALL)
+    if not isinstance(path, ObjectPath) or not found:
+        return None
     for part in path.iterdir() if path.is_dir() else [path]:
         if stored := stored_object(part):
             stored.forget(0, stored.size)
-    return True
+    forget_description(path)
+    return _described(f"{found[2]}://{found[3]}", Path(found[1]))
 
 
 def forget_description(path: Path) -> None:
