@@ -291,7 +291,8 @@ def locked(
 
     If another process holds it: yield None without `wait`, otherwise call `before_wait` and wait.
     """
-    with path.open("a+", encoding="ascii") as file:
+    # What the disk has damaged is no reason to fail: the caller finds a text that is not its own.
+    with path.open("a+", encoding="ascii", errors="replace") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -178,7 +178,9 @@ def test_a_block_that_the_disk_has_damaged_is_fetched_again(format, object_store
         data = bytearray(block.read_bytes())
         data[len(data) // 2] ^= 1
         block.write_bytes(data)
+    (tmp_path / "cache" / "used").write_bytes(b"1\xff")
     assert images_of(remote) == expected
+    assert (tmp_path / "cache" / "used").read_text().isdecimal()
 
 
 @pytest.mark.parametrize(
