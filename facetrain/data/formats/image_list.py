@@ -154,18 +154,21 @@ def list_entries(lines: Iterable[bytes], place: str) -> Iterator[ListEntry]:
         try:
             text = line.decode("utf-8").strip().removeprefix(_BYTE_ORDER_MARK)
         except UnicodeDecodeError as error:
-            raise DataError(f"{place}, line {number}: the text is not UTF-8") from error
+            raise DataError(f"{place}, line {number}: the text is not UTF-8; save it as UTF-8") from error
         fields = _fields(text)
         column = next((n for n, field in enumerate(fields) if _is_image_path(field)), None)
         if column is not None and len(fields) > 1 and "\0" not in text:
             # Of InsightFace's three fields, the last is the identity; of im2rec's and of two fields, the other one.
             identity = fields[1 if column != 1 else 2 if len(fields) > 2 else 0]
-            is_clear = column != 1 or len(fields) == 2 or fields[0] in _INSIGHTFACE_FLAGS
+            # A column between them, such as a box or the name of a split, would be taken for the identity.
+            is_im2rec = column == len(fields) - 1 and _WHOLE_NUMBER.fullmatch(fields[0])
+            is_insightface = column == 1 and fields[0] in _INSIGHTFACE_FLAGS
+            is_clear = len(fields) == 2 or is_im2rec or is_insightface
             offset = line.find(fields[column].encode())
             if offset < 0 or not identity or not is_clear:
                 raise DataError(
                     f"{place}, line {number}: {text[:60]!r} has no clear path and identity; write the path without "
-                    "quotes, a tab, and the identity"
+                    "quotes, a tab, and the identity alone"
                 )
             try:
                 points = _photo_points(fields) if column == 1 else None

@@ -25,7 +25,9 @@ def require_labels(number_N: np.ndarray, place: object) -> np.ndarray:
     wrong_N = ~((value_N >= 0) & (value_N < MAX_LABEL) & (value_N == np.floor(value_N)))
     if wrong_N.any():
         first = int(np.argmax(wrong_N))
-        raise DataError(f"{place}: the label {number_N[first]} is not a whole number from 0 to 2^31")
+        raise DataError(
+            f"{place}: the label {number_N[first]} is not a whole number from 0 to 2^31; number the identities from 0"
+        )
     return number_N.astype(np.int32)
 
 
