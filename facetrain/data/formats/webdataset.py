@@ -9,6 +9,7 @@ them for files with several names. Compressed shards are refused: gzip has no ra
 from __future__ import annotations
 
 import io
+import re
 import tarfile
 from array import array
 from collections.abc import Iterator
@@ -36,6 +37,7 @@ from facetrain.errors import DataError
 from facetrain.files import error_reason, parse_json, printable, shell_path
 
 _LABEL_KEYS = ("label", "identity", "class", "cls")
+_NEGATIVE_NUMBER = re.compile(r"-\d+(\.0*)?", re.ASCII)
 _MAX_LABEL_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 20
 # What tarfile raises for damaged headers: MemoryError for a size of gigabytes; ValueError and OverflowError for numbers
@@ -234,6 +236,11 @@ def _identity(content: bytes, suffix: str, location: str) -> int | str:
         raise DataError(
             f"{location}: contains no identity of up to {_MAX_LABEL_BYTES:,} bytes (keys: {', '.join(_LABEL_KEYS)})"
         ) from error
+    if _NEGATIVE_NUMBER.fullmatch(value):
+        raise DataError(
+            f"{location}: the label {value} is negative, as those of unknown people are; leave out their images, and "
+            "number the identities from 0"
+        )
     # A number only as it is usually written: 7 and 007 may be two people.
     is_number = value.isascii() and value.isdigit() and len(value) < 10 and str(int(value)) == value
     return int(value) if is_number else value

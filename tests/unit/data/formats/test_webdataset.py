@@ -92,6 +92,16 @@ def test_a_json_label_that_is_no_whole_number_or_text_is_refused(tmp_path, label
             open_dataset(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "content"), [("1.cls", b"-1\n"), ("1.cls", b"-1.0"), ("1.json", b'{"label": -1}')]
+)
+def test_a_negative_label_is_refused_and_no_identity_of_all_unknown_people(tmp_path, name, content):
+    members = {"0.png": encoded_image(0), "0.cls": b"0", "1.png": encoded_image(1), name: content}
+    write_tar(tmp_path / "a.tar", members)
+    with pytest.raises(DataError, match=rf"{name}: the label -1\S* is negative"):
+        open_dataset(tmp_path)
+
+
 def test_a_number_and_the_same_text_have_one_order_in_every_process():
     identities = [7, "7", *(str(number) for number in range(20)), *range(20)]
     for _ in range(20):
