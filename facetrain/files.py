@@ -37,6 +37,8 @@ def error_reason(error: BaseException) -> str:
 
     Some libraries repeat the damaged file, or add a stack of C++ calls: a long text is cut.
     """
+    if isinstance(error, UnicodeDecodeError):
+        return f"is not text in UTF-8 (byte {error.start:,}); save it as UTF-8"
     reason = " ".join(str(getattr(error, "strerror", None) or error).split())
     return _shortened(reason, _LONGEST_REASON) or type(error).__name__
 

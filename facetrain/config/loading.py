@@ -150,10 +150,8 @@ def _read(path: Path, *, is_extended: bool = False) -> dict[str, Any]:
         if is_extended:
             advice = "`extends` takes a file; `facetrain config show PRESET > FILE` writes that of a preset"
         raise ConfigError(f"{path}: no such file{_similar_files(path)}; {advice}") from error
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {error_reason(error)}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not a text file in UTF-8 (byte {error.start})") from error
     return parse_values(text, str(path))
 
 

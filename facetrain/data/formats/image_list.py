@@ -32,7 +32,7 @@ from facetrain.data.formats.image_folder import FileDataset
 from facetrain.data.formats.labels import number_identities, require_labels
 from facetrain.data.images.header import IMAGE_SUFFIXES, MAX_PIXELS
 from facetrain.errors import DataError
-from facetrain.files import printable
+from facetrain.files import error_reason, printable
 
 _BYTE_ORDER_MARK = "\ufeff"
 """First character of a text file that some programs of Windows write."""
@@ -154,7 +154,7 @@ def list_entries(lines: Iterable[bytes], place: str) -> Iterator[ListEntry]:
         try:
             text = line.decode("utf-8").strip().removeprefix(_BYTE_ORDER_MARK)
         except UnicodeDecodeError as error:
-            raise DataError(f"{place}, line {number}: the text is not UTF-8; save it as UTF-8") from error
+            raise DataError(f"{place}, line {number}: {error_reason(error)}") from error
         fields = _fields(text)
         column = next((n for n, field in enumerate(fields) if _is_image_path(field)), None)
         if column is not None and len(fields) > 1 and "\0" not in text:
