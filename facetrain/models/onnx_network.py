@@ -169,7 +169,7 @@ def open_onnx(path: Path) -> OnnxNetwork:
     except ImportError as error:
         raise ModelError(f"{path}: {missing_package(error, 'onnx')}") from error
     try:
-        given = _check(onnx.load(str(path), load_external_data=False), path)
+        given = _check(_load(onnx, path), path)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = _ERRORS  # else one line for each weight that is also listed as an input
@@ -181,6 +181,20 @@ def open_onnx(path: Path) -> OnnxNetwork:
     except Exception as error:  # onnxruntime's errors have no common base
         raise ModelError(f"{path}: {error_reason(error)}") from error
     return network
+
+
+def _load(onnx: Any, path: Path) -> Any:
+    """Return an ONNX model without the weights in another file."""
+    fault = f"{path}: is not an ONNX file, or is damaged or incomplete; copy it again"
+    try:
+        model = onnx.load(str(path), load_external_data=False)
+    except OSError:
+        raise
+    except Exception as error:  # protobuf's own, whose text names its messages
+        raise ModelError(fault) from error
+    if not model.graph.node:  # an empty file is a model without layers
+        raise ModelError(fault)
+    return model
 
 
 def _check(model: Any, path: Path) -> tuple[float, float]:
@@ -202,7 +216,7 @@ def has_external_data(path: Path) -> bool:
     """Return whether weights of an ONNX file are in another file, beside it."""
     import onnx
 
-    graph = onnx.load(str(path), load_external_data=False).graph
+    graph = _load(onnx, path).graph
     return any(weight.external_data for weight in graph.initializer)
 
 
@@ -216,7 +230,7 @@ def copy_with_metadata(path: Path, output: Path, texts: Mapping[str, str]) -> No
     """
     import onnx
 
-    model = onnx.load(str(path), load_external_data=False)
+    model = _load(onnx, path)
     kept = {entry.key: entry.value for entry in model.metadata_props}
     onnx.helper.set_model_props(model, {**kept, **texts})
     with new_file(output, RunError) as scratch:
