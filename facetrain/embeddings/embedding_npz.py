@@ -15,7 +15,10 @@ import numpy as np
 
 from facetrain.embeddings.streamed_rows import Columns, StreamedRows, require_fitting
 from facetrain.errors import DataError
+from facetrain.files import listed
 
+_COLUMNS = ("embedding", "name", "label")
+"""Arrays that every file has."""
 _READ_ROWS = 4096
 _MOST_HEADER = 1 << 16
 """Bytes of a member that may be its header; NumPy refuses headers of more than 10,000 characters."""
@@ -35,10 +38,17 @@ def open_npz(path: Path) -> Columns:
     """Return the columns of a file; the embeddings are read on access.
 
     Raises:
-        DataError: the file grows too much when it is decompressed, or the names are no texts.
+        DataError: an array is missing, the file grows too much when it is decompressed, or the names are no texts.
         ValueError: the file is damaged. zipfile, zlib and NumPy raise other types too.
     """
-    embedding, name, label = (NpzArray.find(path, column) for column in ("embedding", "name", "label"))
+    with zipfile.ZipFile(path) as archive:
+        found = {member.removesuffix(".npy") for member in archive.namelist()}
+    if missing := [column for column in _COLUMNS if column not in found]:
+        raise DataError(
+            f"{path}: has no array {missing[0]}, but {listed(sorted(found))}; a file of embeddings has "
+            f"{', '.join(_COLUMNS)}, with a row for each image"
+        )
+    embedding, name, label = (NpzArray.find(path, column) for column in _COLUMNS)
     quality = NpzArray.find_floats(path, "quality", label.shape)
     model = NpzArray.find_floats(path, "model", embedding.shape[1:])
     arrays = (embedding, name, label, quality, model)

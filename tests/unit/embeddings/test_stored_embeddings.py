@@ -75,7 +75,7 @@ NOT_FINITE = r"e\.npz: row 1 \(b\) has numbers that are not finite"
         (np.array([["x"]]), ["a"], [0], "one row of numbers"),
         (ONE, ["a"], [0.5], "labels that are whole numbers"),
         (ONE, ["a"], ["x"], "labels that are whole numbers"),
-        (ONE, None, [0], "not a file of embeddings"),
+        (ONE, None, [0], "has no array name, but embedding, label; a file of embeddings has"),
         (ONE, np.array(["a"], object), [0], "claims the shape|not a file of embeddings"),  # pickled
         (np.eye(2), NO_TEXT, [0, 1], r"e\.npz: has a name that is no text"),
         *((np.array([[1, 0], [n, 1]]), ["a", "b"], [0, 1], NOT_FINITE) for n in (np.nan, np.inf)),
