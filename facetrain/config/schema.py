@@ -64,14 +64,9 @@ class Config(Settings):
 
     @model_validator(mode="after")
     def _check_expectations(self) -> Self:
-        head = self.head
-        if head.expectations == "off" and all(
-            stage.expectations in (None, "off") for stage in self.train.stages
-        ):
-            return self
-        if head.placement != "device":
+        if self.has_expectations and self.head.placement != "device":
             raise ValueError(
-                f"head.expectations cannot be combined with head.placement: {head.placement}; use device, or set "
+                f"head.expectations cannot be combined with head.placement: {self.head.placement}; use device, or set "
                 "expectations to off in the section head and in all stages"
             )
         return self
@@ -92,6 +87,12 @@ class Config(Settings):
                     "train.compile to on"
                 )
         return self
+
+    @property
+    def has_expectations(self) -> bool:
+        """Whether the classes have expectations, at least in a stage."""
+        values = (self.head.expectations, *(stage.expectations for stage in self.train.stages))
+        return any(value not in (None, "off") for value in values)
 
     @property
     def eval_dir(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -124,15 +125,24 @@ def _check_effects(config: Config) -> Iterator[str]:
         # The recipe `head` gives every type its gradient.
         if (key, config.recipe) != ("gradient", "head"):
             yield f"head.margin.{key}: {getattr(margin, key)} has no effect with type {margin.type}"
-    if data.max_skipped is not None and data.bad_records == "error":
-        yield f"data.max_skipped: {data.max_skipped} has no effect without data.bad_records: skip"
     if large := [size for size in data.augment.low_resolution_sizes if size >= data.image_size]:
         yield (
             f"data.augment.low_resolution_sizes: {', '.join(map(str, large))} shrinks no image of {data.image_size} "
             "pixels"
         )
-    if optim.schedule != "steps" and optim.gamma != type(optim).model_fields["gamma"].default:
-        yield f"optim.gamma: {optim.gamma:g} has no effect without optim.schedule: steps"
+    for section, name, is_used, condition in (
+        ("data", "max_skipped", data.bad_records == "skip", "data.bad_records: skip"),
+        ("head", "expectation_margin", config.has_expectations, "head.expectations"),
+        ("head", "momentum_dtype", optim.moments > 0, "optim.momentum"),
+        ("optim", "momentum", optim.name == "sgd", "optim.name: sgd"),
+        ("optim", "betas", optim.name == "adamw", "optim.name: adamw"),
+        ("optim", "gamma", optim.schedule == "steps", "optim.schedule: steps"),
+    ):
+        settings = getattr(config, section)
+        value = getattr(settings, name)
+        # The config of a run folder has all keys: those with their default were not asked for.
+        if not is_used and value != type(settings).model_fields[name].default:
+            yield f"{section}.{name}: {json.dumps(value)} has no effect without {condition}"
 
 
 def _check_precision(config: Config, facts: RunFacts) -> Iterator[str]:

@@ -151,6 +151,12 @@ def test_a_schedule_that_the_run_does_not_reach_is_reported(optim, max_steps, li
         ("data={max_skipped: 5, bad_records: skip}", []),
         ("data.augment.low_resolution_sizes=[16, 112, 120]", ["low_resolution_sizes: 112, 120"]),
         ("optim={gamma: 0.3}", ["optim.gamma: 0.3"]),
+        ("optim={name: adamw, momentum: 0.8}", ["optim.momentum: 0.8 has no effect without optim.name: sgd"]),
+        ("optim={betas: [0.9, 0.95]}", ["optim.betas: [0.9, 0.95]"]),
+        ("optim={name: adamw, betas: [0.9, 0.95]}", []),
+        ("optim.momentum=0; head.momentum_dtype=int8", ['head.momentum_dtype: "int8"']),
+        ("head.expectation_margin=0.3", ["head.expectation_margin: 0.3"]),
+        ("head.expectation_margin=0.3; train.stages=[{until_epoch: 1, expectations: moving}]", []),
         ("optim={gamma: 0.3, schedule: steps, milestones: [1]}", []),
     ],
 )
