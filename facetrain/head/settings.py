@@ -96,8 +96,9 @@ class HeadSettings(Settings):
     batch."""
     expectations: Expectations = "off"
     """Second anchor of each class in the loss: the expectation of its embeddings (progressive cluster optimization of
-    LVFace). moving: it follows the embeddings. fixed: it stays as an earlier stage (`train.stages`) or the model of
-    `init_from` has left it. off: only the center; memory and time of the head nearly double otherwise."""
+    LVFace). moving: it follows the embeddings. fixed: it stays as an earlier stage (`train.stages`) has left it, or is
+    the center of the class in the model of `init_from`, whose expectations are not taken over. off: only the center;
+    memory and time of the head nearly double otherwise."""
     expectation_margin: Annotated[float, Field(ge=0)] = 0.4
     """Margin subtracted from the cosine to the expectation of the target class; with `expectations`."""
     weight_dtype: Literal["float32", "bfloat16"] = "float32"
