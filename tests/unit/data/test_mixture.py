@@ -111,6 +111,12 @@ def test_every_pass_over_a_dataset_has_another_order():
     assert len(set(halves)) == 6
 
 
+def test_datasets_of_the_same_size_have_different_orders():
+    sampler = MixtureSampler([40, 40], [0.5, 0.5], SampleOrder(seed=1, global_batch_size=40))
+    shown = sampler.batch(0)
+    assert {*shown[shown < 40]} != {*(shown[shown >= 40] - 40)}
+
+
 def test_a_mixture_in_blocks_shows_every_image_as_often_as_its_weight():
     sampler = mixture_in_blocks()
     assert sampler.num_images == 1100 and sampler.steps_per_epoch == 100

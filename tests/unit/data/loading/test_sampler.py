@@ -83,6 +83,12 @@ def test_blocks_are_prefetched_one_window_ahead(rest):
         assert read <= announced and len(announced) in (512, 256 + 256)
 
 
+def test_every_window_has_another_order():
+    order = SampleOrder(seed=1, global_batch_size=64, mode="blocks", block=64, window=1)
+    sampler = GlobalSampler(64 * 10, order)
+    assert len({tuple(sampler.batch(step) % 64) for step in range(10)}) == 10
+
+
 def test_a_dataset_smaller_than_a_global_batch_is_refused():
     with pytest.raises(DataError, match="3 images .*batch of 4"):
         GlobalSampler(3, SampleOrder(seed=0, global_batch_size=4))
