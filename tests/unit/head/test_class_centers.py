@@ -18,15 +18,17 @@ from tests.unit.head.helpers import batch, small_head
 BF16, FP32, INT8 = torch.bfloat16, torch.float32, torch.int8
 
 
-def test_initial_centers_do_not_depend_on_the_number_of_ranks(monkeypatch):
-    monkeypatch.setattr(
-        "facetrain.head.class_centers._INIT_BLOCK", 4
-    )  # several blocks, and borders inside of them
-    whole = small_head(seed=5).weight.data
-    parts = [small_head(seed=5, rank=r, world_size=3).weight.data for r in range(3)]
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64]
+)  # whole blocks in float32 are drawn in place
+def test_initial_centers_do_not_depend_on_the_number_of_ranks(dtype, monkeypatch):
+    # Several blocks, inside of which the shards of 3 ranks begin and end.
+    monkeypatch.setattr("facetrain.head.class_centers._INIT_BLOCK", 5)
+    whole = small_head(seed=5, weight_dtype=dtype).weight.data
+    parts = [small_head(seed=5, weight_dtype=dtype, rank=r, world_size=3).weight.data for r in range(3)]
     assert torch.equal(torch.cat(parts), whole)
     assert len(whole.unique(dim=0)) == len(whole)
-    assert not torch.equal(small_head(seed=6).weight.data, whole)
+    assert not torch.equal(small_head(seed=6, weight_dtype=dtype).weight.data, whole)
 
 
 def require_equal_steps(here, there, step):
