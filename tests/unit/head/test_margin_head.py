@@ -143,6 +143,20 @@ def test_the_loss_neither_overflows_nor_underflows_if_all_cosines_are_minus_1(sc
     assert loss.item() == pytest.approx(expected)
 
 
+def test_a_center_of_zeros_has_the_cosine_0():
+    head = small_head()
+    embedding, label = batch()
+    other = next(number for number in range(CLASSES) if number not in label)
+    head.weight.data[torch.stack([label[0], torch.tensor(other)])] = 0
+    reference = embedding.detach().clone().requires_grad_()
+    expected = dense_loss(reference, head.weight.data.clone(), label, MARGINS["arcface"])
+    loss = head(embedding, label)
+    torch.testing.assert_close(loss, expected)
+    loss.backward()
+    expected.backward()
+    torch.testing.assert_close(embedding.grad, reference.grad)
+
+
 def test_a_label_outside_the_classes_is_an_error_and_changes_no_center():
     head = small_head()
     before = head.weight.data.clone()
@@ -183,6 +197,13 @@ def test_products_in_bfloat16_stay_close_to_the_dense_reference(margin):
     expected.backward()
     assert loss.item() == pytest.approx(expected.item(), rel=0.02)
     assert torch.nn.functional.cosine_similarity(ours.grad.double(), reference.grad).min() > 0.98
+
+
+def test_centers_in_bfloat16_have_their_exact_norms():
+    head = small_head(weight_dtype=torch.bfloat16)
+    embedding, label = batch()
+    expected = dense_loss(embedding.detach(), head.weight.data.double(), label, MARGINS["arcface"])
+    assert head(embedding, label).item() == pytest.approx(expected.item(), rel=1e-6)
 
 
 def test_labels_that_were_expected_give_the_same_step():

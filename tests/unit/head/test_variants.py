@@ -111,10 +111,12 @@ def test_a_batch_that_is_not_finite_does_not_change_the_averages(name):
 
 
 def test_adaface_takes_a_long_embedding_for_one_of_length_100():
-    margins = [make_margin("adaface") for _ in range(2)]
+    margins, targets = [make_margin("adaface") for _ in range(2)], []
     for margin, longest in zip(margins, (100.0, 1e6), strict=True):
-        margin.update_averages(torch.tensor([20.0, 30.0, longest]), torch.zeros(3))
-    assert margins[0].state() == margins[1].state()
+        norm, cos = torch.tensor([20.0, 30.0, longest]), torch.zeros(3)
+        targets.append(margin.apply(cos, norm).value_G.tolist())
+        margin.update_averages(norm, cos)
+    assert margins[0].state() == margins[1].state() and targets[0] == targets[1]
 
 
 def test_margins_use_their_published_numbers_by_default():
