@@ -26,7 +26,7 @@ _SPAN_BYTES = 1 << 22
 
 @dataclass(frozen=True)
 class Headers:
-    """Headers of N records, in the requested order."""
+    """Headers of N records."""
 
     label: np.ndarray
     """First or only label, float64 (N,)."""
@@ -46,7 +46,7 @@ class Headers:
 
 
 def read_headers(reader: RecordReader, offsets: np.ndarray, keys: np.ndarray) -> Headers:
-    """Read the headers of records at int64 offsets (N,), in any order; the keys appear in error messages only.
+    """Read the headers of records at ascending int64 offsets (N,); the keys appear in error messages only.
 
     Raises:
         RecordError: if no complete record starts at an offset.
@@ -93,24 +93,22 @@ def _read_raw(reader: RecordReader, offsets: np.ndarray, keys: np.ndarray) -> np
     require_sound(
         reader, offsets, keys, outside, f"past the end of the file, which has {reader.size:,} bytes"
     )
-    order = np.argsort(offsets, kind="stable")
-    sorted_offsets = offsets[order]
     raw = np.zeros(len(offsets), dtype=RAW_HEADER)
     raw_bytes = raw.view(np.uint8).reshape(len(offsets), RAW_HEADER.itemsize)
     start = 0
-    while start < len(order):
-        first = int(sorted_offsets[start])
-        stop = int(np.searchsorted(sorted_offsets, first + _SPAN_BYTES))
-        span = int(sorted_offsets[stop - 1]) - first + RAW_HEADER.itemsize
+    while start < len(offsets):
+        first = int(offsets[start])
+        stop = int(np.searchsorted(offsets, first + _SPAN_BYTES))
+        span = int(offsets[stop - 1]) - first + RAW_HEADER.itemsize
         if span <= (stop - start) * _DENSE_BYTES:
             data = reader.bytes_at(first, span)
             block = np.frombuffer(data + bytes(span - len(data)), dtype=np.uint8)
-            position = sorted_offsets[start:stop, None] - first + np.arange(RAW_HEADER.itemsize)
-            raw_bytes[order[start:stop]] = block[position]
+            position = offsets[start:stop, None] - first + np.arange(RAW_HEADER.itemsize)
+            raw_bytes[start:stop] = block[position]
         else:
-            for row in order[start:stop].tolist():  # at once: an object store needs long for each answer
-                reader.prefetch_bytes(int(offsets[row]), RAW_HEADER.itemsize)
-            for row in order[start:stop].tolist():
+            for offset in offsets[start:stop].tolist():  # at once: an object store needs long for each answer
+                reader.prefetch_bytes(offset, RAW_HEADER.itemsize)
+            for row in range(start, stop):
                 data = reader.bytes_at(int(offsets[row]), RAW_HEADER.itemsize)
                 raw_bytes[row, : len(data)] = np.frombuffer(data, dtype=np.uint8)
         start = stop

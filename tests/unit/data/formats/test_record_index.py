@@ -1,9 +1,10 @@
+import numpy as np
 import pytest
 
 from facetrain.data.formats.recordio import RecordHeader, RecordWriter
 from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import DataError
-from tests.support.datasets import encoded_image, write_records
+from tests.support.datasets import encoded_image, images_of, write_records
 
 
 @pytest.fixture
@@ -21,6 +22,20 @@ def test_an_index_in_another_order_gives_the_same_images(data):
         found = open_dataset(data)
         moved = images[first - 1 :] + images[: first - 1] if first < 11 else images
         assert [(found.labels[number], found.read(number)) for number in range(10)] == moved
+
+
+@pytest.mark.usefixtures("in_pieces")
+def test_records_in_another_order_give_the_same_images(data):
+    expected = images_of(open_dataset(data))
+    content, lines = (data / "train.rec").read_bytes(), (data / "train.idx").read_text().splitlines()
+    keys, starts = zip(*(map(int, line.split()) for line in lines), strict=True)
+    records = [content[start:stop] for start, stop in zip(starts, [*starts[1:], None], strict=True)]
+    order = [0, *range(len(keys) - 1, 0, -1)]
+    lengths = np.cumsum([0, *(len(records[number]) for number in order)])
+    places = dict(zip(order, lengths.tolist(), strict=False))
+    (data / "train.rec").write_bytes(b"".join(records[number] for number in order))
+    (data / "train.idx").write_text("".join(f"{key}\t{places[n]}\n" for n, key in enumerate(keys)))
+    assert images_of(open_dataset(data)) == expected
 
 
 @pytest.mark.parametrize("has_header", [True, False])
