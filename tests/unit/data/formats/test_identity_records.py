@@ -7,7 +7,7 @@ from facetrain.data.formats import record_index
 from facetrain.data.formats.record_index import labels_by_ranges, read_index
 from facetrain.data.formats.recordio import RecordHeader, RecordReader, RecordWriter
 from facetrain.data.open_dataset import open_dataset
-from facetrain.errors import RecordError
+from facetrain.errors import DataError, RecordError
 from tests.support.datasets import write_records
 
 
@@ -46,6 +46,16 @@ def test_ranges_that_contradict_the_images_are_not_used(tmp_path):
     write_from(tmp_path, 1, [2, 3, 2], label_of=lambda identity: 2 - identity)
     assert labels_of(tmp_path) is None
     assert open_dataset(tmp_path).labels.tolist() == [2, 2, 1, 1, 1, 0, 0]
+
+
+def test_an_image_that_contradicts_the_ranges_is_refused_at_the_latest_when_it_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(record_index, "_NUM_SAMPLED", 1)  # of few images, all are compared at the start
+    given = iter([0, 1, 1, 1])
+    write_from(tmp_path, 1, [2, 2], label_of=lambda identity: next(given))
+    dataset = open_dataset(tmp_path)
+    assert dataset.read(0) == b"image"
+    with pytest.raises(DataError, match=r"key 2 .*label of this record is 1.* say 0"):
+        dataset.read(1)
 
 
 @pytest.mark.usefixtures("in_pieces")
