@@ -113,7 +113,6 @@ class RowPrefetcher:
             rows = self._next[1].result()
             if all(len(table) >= len(drawn) + len(added) for table in rows.tables.values()):
                 return rows
-        self._wait_for_write()
         # The first step, or the first after a checkpoint: all rows may have been read through the mapping.
         self._source.release_pages()
         return self._worker.submit(self._read, drawn, len(added), previous).result()
