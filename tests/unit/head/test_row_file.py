@@ -15,7 +15,9 @@ INDEX = torch.tensor([0, 3, 4, 5, 17, ROWS - 1])
 @pytest.fixture(params=[256, 128, 24], ids=lambda columns: f"{8 * columns}_bytes")
 def file(request, tmp_path):
     layout = {"weight": (request.param, torch.float32), "momentum": (request.param, torch.float32)}
-    return DiskRows(tmp_path / "rows.bin", ROWS, layout)
+    opened = DiskRows(tmp_path / "rows.bin", ROWS, layout)
+    assert not list(tmp_path.iterdir()), "the file has no name: it ends with the process"
+    return opened
 
 
 def tables_like(file, count, spare=0):
