@@ -157,8 +157,8 @@ def test_stored_thresholds_are_read_and_picked_by_their_rate():
     assert pick_threshold(stored, None, Path("m")).fmr == 1e-3
     assert pick_threshold(stored, 0.01, Path("m")).fmr == 1e-2
     assert pick_threshold([], None, Path("m")) is None
-    # 1e-3 rejects most pairs of one person, 1e-2 does not.
-    strict = [replace(stored[0], fnmr=0.4), replace(stored[1], fnmr=0.6)]
+    # 1e-3 rejects half of the pairs of one person, 1e-2 does not.
+    strict = [replace(stored[0], fnmr=0.4), replace(stored[1], fnmr=0.5)]
     assert pick_threshold(strict, None, Path("m")).fmr == 1e-2
     assert pick_threshold(strict[1:], None, Path("m")).fmr == 1e-3
     unknown = [replace(each, fnmr=None, fnmr_interval=None) for each in stored]

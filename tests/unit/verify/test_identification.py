@@ -86,6 +86,17 @@ def test_a_rank_that_every_mate_has_is_no_result():
     assert found.needs["rank10"] == "needs a gallery of more than 10 entries; there are 10"
 
 
+def test_a_rank_rate_is_the_mean_over_the_galleries_and_not_over_all_their_probes():
+    def gallery(*ranks):
+        count = len(ranks)
+        return Search(
+            np.arange(count), np.ones(count, bool), np.array(ranks), np.ones(count), np.zeros(count), 100
+        )
+
+    found = identification_result([gallery(0, 0, 0, 1), gallery(3)], subjects=5, draws=Draws(0))
+    assert found.metrics["rank1"] == 0.75 / 2 and found.metrics["rank5"] == 1
+
+
 def test_draws_without_a_nonmated_probe_do_not_count_for_the_rates_of_an_open_set():
     # Ten probes of one person without a mate, whom about a third of the draws lack; one mate in five is found.
     subject = np.append(np.arange(50), np.full(10, 50))

@@ -10,8 +10,8 @@ from facetrain.verify.metrics.curve_metrics import auc, equal_error_rate, tar_at
 from facetrain.verify.metrics.draws import Draws
 from facetrain.verify.metrics.fold_accuracy import THRESHOLDS, fold_accuracy
 from facetrain.verify.metrics.roc import eer_threshold, roc, threshold_at
-from facetrain.verify.metrics.scored_pairs import ScoredPairs, histogram
-from facetrain.verify.pair_protocol import verification_result
+from facetrain.verify.metrics.scored_pairs import ScoredPairs, hardest_pairs, histogram
+from facetrain.verify.pair_protocol import score_pairs, verification_result
 from facetrain.verify.sets.pair_set import PairSet
 
 
@@ -22,9 +22,13 @@ def scores(pairs=300, seed=0, decimals=2):
     return np.round(random.normal(2.2 - 0.8 * same, 0.5).clip(0, 4), decimals), same
 
 
-def metrics_of(embedding, same):
+def result_of(embedding, same):
     pairs = PairSet("set", [], same, subject=np.arange(2 * len(same)))
-    return verification_result(embedding, embedding, pairs, draws=Draws(0)).available_metrics
+    return verification_result(embedding, embedding, pairs, draws=Draws(0))
+
+
+def metrics_of(embedding, same):
+    return result_of(embedding, same).available_metrics
 
 
 def test_pairs_are_discarded_by_the_length_of_the_sum_of_image_and_mirror_image():
@@ -55,6 +59,7 @@ def test_the_cumulative_search_equals_the_loop_over_folds_and_thresholds(pairs, 
     found = fold_accuracy(distance, same)
     np.testing.assert_array_equal(found.accuracy_F, accuracy)
     np.testing.assert_array_equal(found.threshold_F, thresholds)
+    assert found.std == pytest.approx(np.sqrt(np.mean((accuracy - np.mean(accuracy)) ** 2)))
 
 
 @pytest.mark.parametrize("genuine", [10, 50, 95])
@@ -66,8 +71,23 @@ def test_the_accuracy_of_a_set_does_not_suffer_from_an_order_by_kind(genuine):
     embedding = np.random.default_rng(0).normal(size=(210, 4)) * 0.3 + [1, 0, 0, 0]
     embedding[1::2][~same] += [0, 1, 0, 0]
     images = order.repeat(2) * 2 + np.tile([0, 1], 105)
-    given, ordered = metrics_of(embedding, same), metrics_of(embedding[images], same[order])
-    assert given == pytest.approx(ordered)
+    given, ordered = result_of(embedding, same), result_of(embedding[images], same[order])
+    assert given.available_metrics == pytest.approx(ordered.available_metrics)
+    np.testing.assert_allclose(given.grid.tpr_T, ordered.grid.tpr_T)
+
+
+def test_the_hardest_pairs_are_those_with_the_lowest_genuine_and_the_highest_impostor_scores():
+    distance, same = scores(decimals=9)
+    pairs = ScoredPairs(-distance, same, *np.arange(600).reshape(2, 300), np.arange(600))
+    genuine, impostors = ([pair.pair for pair in kind] for kind in hardest_pairs(pairs, 5))
+    order = np.argsort(distance)
+    assert genuine == order[same[order]][:-6:-1].tolist() and impostors == order[~same[order]][:5].tolist()
+
+
+def test_float32_embeddings_are_compared_in_float64():
+    embedding, same = np.random.default_rng(0).normal(size=(80, 4)).astype(np.float32), np.ones(40, bool)
+    single, double = (score_pairs(each, same, np.arange(80)) for each in (embedding, np.float64(embedding)))
+    np.testing.assert_array_equal(single.score_P, double.score_P)
 
 
 @pytest.mark.parametrize(
