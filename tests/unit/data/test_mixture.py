@@ -200,6 +200,8 @@ def test_prefetching_reaches_the_datasets_of_a_mixture_and_of_a_subset():
         ("datasets: [{path: one, identities: words.txt}]", "words.txt: "),
         ("datasets: [{path: one, identities: underscore.txt}]", "underscore.txt: '0_1'"),
         ("datasets: [{path: one, mask: twice.npy}]", "twice.npy: a number occurs twice"),
+        ("datasets: [{path: one, mask: twice.npy, identities: far.txt}]", "give either `mask:`"),
+        ("datasets: [{path: one, mask: twice.npy, without: far.txt}]", "give either `mask:`"),
         ("datasets: [{path: one, identities: far.txt}]", "far.txt: .*3"),
         ("datasets: [{path: one, identities: negative.txt}]", "negative.txt: .*-1"),
         ("datasets: [{path: one, identities: huge.txt}]", "huge.txt: "),
