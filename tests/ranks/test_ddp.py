@@ -1,5 +1,8 @@
 """A network in DDP on several ranks, against the plain network on one process with the global batch."""
 
+import math
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -8,6 +11,11 @@ from facetrain.backbone.zoo import build_backbone
 from facetrain.distributed import collectives
 from facetrain.distributed.ddp import wrap_in_ddp
 from facetrain.distributed.world import World
+from facetrain.optim.build import build_optimizer
+from facetrain.optim.loss_scale import LossScale
+from facetrain.optim.optimizer import parameter_groups
+from facetrain.optim.settings import OptimSettings
+from facetrain.optim.stepper import Stepper
 from tests.support.ranks import run_ranks
 
 CPU = torch.device("cpu")
@@ -94,3 +102,20 @@ def restart_after_each_step():
 def test_gradients_of_three_ranks_are_equal_bit_for_bit_after_a_restart():
     for undisturbed, restarted in run_ranks(3, restart_after_each_step):
         assert all(torch.equal(a, b) for a, b in zip(undisturbed, restarted, strict=True))
+
+
+def step_whose_gradient_is_finite_on_rank_0_alone():
+    """Take a step; return whether it was skipped, and whether the weights have changed."""
+    net = nn.Linear(2, 1)
+    optimizer = build_optimizer(OptimSettings(), parameter_groups(net, {}))
+    head = SimpleNamespace(update_in_backward=True, begin_step=lambda *_, **__: None)
+    scale = LossScale(CPU, enabled=False)
+    stepper = Stepper(net, [optimizer], head, scale, schedule=lambda step: 0.1, clip_grad_norm=None)
+    before = net.weight.detach().clone()
+    stepper.begin(0)
+    (net(torch.ones(1, 2)).sum() * (1.0 if collectives.rank() == 0 else math.nan)).backward()
+    return [stepper.finish().skipped.item(), not torch.equal(net.weight, before)]
+
+
+def test_a_step_that_one_rank_must_skip_is_skipped_by_all():
+    assert run_ranks(2, step_whose_gradient_is_finite_on_rank_0_alone) == [[1.0, False]] * 2
