@@ -13,7 +13,7 @@ from tests.support.waiting import wait_until
 
 
 def save_twice(folder):
-    """Save step 1, then step 2, at which the last rank cannot write its rows."""
+    """Save step 1, then step 2, of which the last rank cannot write its rows, then step 3, which gets no name."""
     rank, world_size = collectives.rank(), collectives.world_size()
     writer = CheckpointWriter(folder, keep=1)
     writer.save(snapshot(1, rank=rank, world_size=world_size))
@@ -21,7 +21,14 @@ def save_twice(folder):
     with files_limited_to(100 if rank == world_size - 1 else 1 << 30):
         writer.save(snapshot(2, rank=rank, world_size=world_size))
         second = wait_until(writer.poll)
-    return first.failure, second.failure
+    # A checkpoint of the step is replaced, and what an earlier replacement has left is in the way.
+    (folder / "step_00000003").mkdir(exist_ok=True)
+    (folder / ".step_00000003.replaced" / "rest").mkdir(parents=True, exist_ok=True)
+    writer.save(snapshot(3, rank=rank, world_size=world_size))
+    third = writer.finish()
+    if rank == 0:
+        (folder / "step_00000003").rmdir()
+    return first.failure, second.failure, third.failure
 
 
 @pytest.mark.parametrize(
@@ -36,8 +43,9 @@ def save_twice(folder):
 def test_rows_saved_on_some_ranks_load_on_any_number(tmp_path, saved_on):
     outcomes = run_ranks(saved_on, save_twice, tmp_path) if saved_on > 1 else [save_twice(tmp_path)]
     assert set(outcomes) == {outcomes[0]}, "all ranks must get the same outcome"
-    first, second = outcomes[0]
+    first, second, third = outcomes[0]
     assert first == "" and f"rank {saved_on - 1}" in second and "File too large" in second
+    assert "rank 0" in third and "not empty" in third
     checkpoint = Checkpoint.open(tmp_path)
     checkpoint.verify()
     assert checkpoint.step == 1 and checkpoint.manifest.world_size == saved_on

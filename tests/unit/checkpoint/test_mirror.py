@@ -123,13 +123,15 @@ def test_an_upload_that_hangs_is_given_up_at_the_end_of_the_time(tmp_path, monke
 
 
 def test_a_full_store_is_one_warning_and_a_later_upload_succeeds(tmp_path, store, capsys):
-    outcomes = [save(tmp_path, step) for step in (2, 4)]
+    outcomes, uploads = [save(tmp_path, step) for step in (2, 4)], uploads_of(tmp_path)
     store.full = True
-    assert "507" in upload(tmp_path, outcomes[0])
+    uploads.add(outcomes[0])
+    assert "507" in uploads.finish()
     error = capsys.readouterr().err
     assert error.count("warning") == 1 and f"step 2 was not uploaded: {URL}" in error
     store.full = False
-    assert upload(tmp_path, outcomes[1]) == "" and Mirror(URL).steps() == [4]
+    uploads.add(outcomes[1])
+    assert uploads.finish() == "" and Mirror(URL).steps() == [4]
 
 
 def test_an_object_that_the_store_loses_after_its_upload_ends_the_wait(tmp_path, monkeypatch):
@@ -164,7 +166,8 @@ def test_a_store_that_lists_new_objects_late_keeps_the_checkpoint_that_was_commi
 
 
 def test_a_damaged_object_is_refused_and_leaves_no_checkpoint(tmp_path):
-    upload(tmp_path, save(tmp_path, 2))
+    saved = save(tmp_path, 2)
+    upload(tmp_path, saved)
     store, path = open_filesystem(URL)
     (rows,) = (name for name in store.find(path) if "rows_" in name)
     content = store.cat_file(rows)
@@ -172,6 +175,8 @@ def test_a_damaged_object_is_refused_and_leaves_no_checkpoint(tmp_path):
     with pytest.raises(DamagedCheckpointError, match=r"rows_.*checksum differs"):
         Mirror(URL).fetch(2, tmp_path / "other" / "checkpoints")
     assert not list((tmp_path / "other" / "checkpoints").iterdir())
+    store.pipe_file(rows, content[:-1])
+    assert upload(tmp_path, saved) == "" and fetched(tmp_path / "other", 2), "one of another size is replaced"
 
 
 def test_files_are_downloaded_side_by_side_and_the_first_error_waits_for_none_that_hangs(
@@ -308,7 +313,17 @@ def test_of_two_processes_that_continue_one_run_only_the_later_one_writes_to_the
     newer.add(save(tmp_path, 8))
     assert newer.finish() == "" and Mirror(URL).steps() == [8]
 
-    commit = Mirror.commit
+    upload_files, commit = Mirror.upload_files, Mirror.commit
+
+    def upload_and_lose(mirror, paths):
+        upload_files(mirror, paths)
+        Mirror(URL, process="c").claim(RUN_ID)  # another start
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Mirror, "upload_files", upload_and_lose)
+        newer.add(save(tmp_path, 12))
+        assert "another process has continued" in newer.finish() and Mirror(URL).steps() == [8]
+    Mirror(URL, process="b").claim(RUN_ID)
 
     def commit_and_lose(mirror, manifest):
         commit(mirror, manifest)
