@@ -155,6 +155,13 @@ def test_columns_of_other_types_or_outside_of_the_file_are_not_used(tmp_path, dt
     assert with_header(tmp_path / "c.catalog") is not None
 
 
+def test_damaged_columns_are_not_used(tmp_path):
+    path = save(tmp_path / "a.catalog").path
+    data = path.read_bytes()
+    path.write_bytes(data[:4096] + bytes([data[4096] ^ 1]) + data[4097:])
+    assert load(tmp_path / "a.catalog") is None
+
+
 def columns_of_four_threads(path, build):
     """Return the columns of four threads, which stand for processes, and ask for them at once."""
     start = threading.Barrier(4)

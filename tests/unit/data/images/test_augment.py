@@ -39,6 +39,13 @@ def test_normalized_pixels_lie_between_minus_one_and_one_in_channels_last():
     assert image.is_contiguous(memory_format=torch.channels_last)
 
 
+def brighter(image, key):
+    return image + uniform(key, 0).float().view(-1, 1, 1, 1)
+
+
+OWN = OwnAugment("data.augment.own[0]: m:f", 0.5, brighter)
+
+
 def test_augmentation_depends_on_seed_epoch_and_index_only():
     augment = build_augment(1, AugmentSettings(**ALL))
     sample = torch.arange(6)
@@ -47,6 +54,18 @@ def test_augmentation_depends_on_seed_epoch_and_index_only():
     torch.testing.assert_close(whole, parts)
     assert not torch.equal(whole, augment(images(), sample, 4))
     assert not torch.equal(whole, build_augment(2, AugmentSettings(**ALL))(images(), sample, 3))
+
+
+@pytest.mark.parametrize(
+    "augment", [build_augment(0, AugmentSettings(flip=0, color=0.5)), Augment(0, 0, own=[OWN])]
+)
+def test_every_epoch_chooses_other_images_and_draws_anew(augment):
+    many, number = images(100), torch.arange(100)
+    first, second = (augment(many, number, epoch) for epoch in (0, 1))
+    chosen, later = ((found != normalize(many)).flatten(1).any(1) for found in (first, second))
+    assert not torch.equal(chosen, later)
+    both = chosen & later
+    assert (first[both] != second[both]).flatten(1).any(1).all()
 
 
 @pytest.mark.parametrize("name", list(ALL))
@@ -100,10 +119,7 @@ def test_an_own_augmentation_must_return_images_of_the_same_shape_and_dtype(func
 
 
 def test_an_own_augmentation_gets_its_keys_on_the_device_of_the_images():
-    def brighter(image, key):
-        return image + uniform(key, 0).float().view(-1, 1, 1, 1)
-
-    augment = Augment(0, own=[OwnAugment("data.augment.own[0]: m:f", 0.5, brighter)])
+    augment = Augment(0, own=[OWN])
     expected = augment(images(), torch.arange(6), 0)
     with fake_gpu() as gpu:
         on_gpu = augment(images().to(GPU), torch.arange(6), 0)

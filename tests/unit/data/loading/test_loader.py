@@ -90,6 +90,13 @@ def test_a_loader_that_starts_at_a_later_step_continues_the_same_order(dataset):
     assert torch.equal(torch.cat([s[0] for s in whole[4:]]), torch.cat([s[0] for s in rest]))
 
 
+def test_a_batch_has_the_epoch_of_its_step(dataset):
+    sampler = GlobalSampler(dataset.num_images, SampleOrder(seed=9, global_batch_size=12))
+    loader = Loader(dataset, sampler, replace(SMALL, local_batch_size=12, workers=0), ONE_RANK, stop_step=7)
+    assert [(batch.step, batch.epoch) for (batch,) in loader] == [(step, step // 3) for step in range(7)]
+    loader.close()
+
+
 def test_images_and_labels_match_the_dataset_indices(dataset):
     sample, label, image = collect(dataset, 1)[0]
     assert torch.equal(label, torch.from_numpy(dataset.labels[sample.numpy()]))
