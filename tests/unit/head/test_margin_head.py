@@ -143,6 +143,14 @@ def test_the_loss_neither_overflows_nor_underflows_if_all_cosines_are_minus_1(sc
     assert loss.item() == pytest.approx(expected)
 
 
+def test_an_embedding_in_the_direction_of_its_center_has_a_finite_loss():
+    head = small_head(weight_dtype=torch.float32)  # the cosines of several rows are rounded to more than 1
+    embedding = (3 * head.weight.data).requires_grad_()
+    loss = head(embedding, torch.arange(CLASSES))
+    loss.backward()
+    assert loss.isfinite() and embedding.grad.isfinite().all()
+
+
 def test_a_center_of_zeros_has_the_cosine_0():
     head = small_head()
     embedding, label = batch()
