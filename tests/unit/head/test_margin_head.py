@@ -78,6 +78,20 @@ def test_a_skipped_step_changes_nothing():
     assert torch.equal(head.weight.data, before)
 
 
+def test_micro_batches_that_sample_different_classes_update_each_class_once():
+    head = small_head(update_in_backward=False, sample_rate=0.2)
+    weight, is_updated = head.weight.data.clone().requires_grad_(), torch.zeros(CLASSES, dtype=torch.bool)
+    embedding, label = batch()
+    for part in (slice(0, 6), slice(6, 12)):
+        sample = sample_of(head, label[part], 0, 0.2)
+        is_updated[sample] = True
+        dense_loss(embedding[part].detach(), weight, label[part], MARGINS["arcface"], sample).backward()
+        head(embedding[part], label[part]).backward()
+    head.step(torch.tensor(1.0), torch.tensor(0.0))
+    expected = weight - 0.1 * is_updated[:, None] * (weight.grad + 0.01 * weight)
+    torch.testing.assert_close(head.weight.data, expected.detach())
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_a_loss_that_is_not_finite_changes_neither_centers_nor_momentum(optimizer):
     head = small_head(optimizer=optimizer)
