@@ -90,7 +90,7 @@ def test_a_network_in_channels_last_resumes_bit_for_bit(dataset, tmp_path, optim
     train_and_resume(config, tmp_path / "run", 1)
 
 
-def test_skipped_images_are_counted_once_however_often_the_run_is_resumed(dataset, tmp_path):  # noqa: F811
+def test_a_resumed_run_reports_the_same_loss_and_counts_skipped_images_once(dataset, tmp_path):  # noqa: F811
     shutil.copytree(dataset / "data", tmp_path / "data")
     damage_records(tmp_path / "data" / "train.rec", (5, 6, 70))
     (tmp_path / "tiny.yaml").write_text(
@@ -101,12 +101,13 @@ def test_skipped_images_are_counted_once_however_often_the_run_is_resumed(datase
     )
     config, folder = load_config(tmp_path / "tiny.yaml"), tmp_path / "run"
 
-    def counts():
-        return [(one["step"], one["skipped_images"]) for one in read_jsonl(folder / "metrics.jsonl")]
+    def reports():
+        records = read_jsonl(folder / "metrics.jsonl")
+        return [(one["step"], one["loss"], one["skipped_images"]) for one in records]
 
     assert training.train(config, folder) == 0
-    expected, listed = counts(), (folder / "skipped_images.txt").read_text()
-    assert [step for step, _ in expected] == [3, 6, 8] and expected[-1][1] == listed.count("\n") == 3
+    expected, listed = reports(), (folder / "skipped_images.txt").read_text()
+    assert [step for step, _, _ in expected] == [3, 6, 8] and expected[-1][2] == listed.count("\n") == 3
     (folder / "skipped_images.txt").unlink()
     assert training.resume(config, folder, 4) == 0
-    assert counts() == expected and (folder / "skipped_images.txt").read_text() == listed
+    assert reports() == expected and (folder / "skipped_images.txt").read_text() == listed
