@@ -253,11 +253,12 @@ def test_the_scale_of_a_run_in_fp16_is_not_that_of_its_continuation_in_another_f
     assert fresh.value == 65536
 
 
-def test_the_scale_does_not_grow_without_end():
+@pytest.mark.parametrize(("overflowed", "last"), [(0.0, 2**24), (1.0, 1)])
+def test_the_scale_neither_grows_nor_shrinks_without_end(overflowed, last):
     scale = LossScale(torch.device("cpu"), enabled=True, growth_interval=1)
     for _ in range(200):
-        scale.update(torch.tensor(0.0))
-    assert scale.value == 2**24
+        scale.update(torch.tensor(overflowed))
+    assert scale.value == last
 
 
 def test_a_factor_of_a_layer_multiplies_its_learning_rate():

@@ -4,7 +4,7 @@ import pytest
 
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.save import CheckpointWriter
-from facetrain.errors import CheckpointError
+from facetrain.errors import CheckpointError, RunError
 from facetrain.run.callbacks.checkpointing import Checkpointing
 from facetrain.run.outputs import RunOutputs
 from tests.support.waiting import wait_until
@@ -17,6 +17,17 @@ def checkpointing_of(folder, board, lines, last_saved=None):
     console.lines = lines
     outputs = RunOutputs(board, console=console)
     return Checkpointing(writer, outputs, {"model": {}}, last_saved=last_saved)
+
+
+def test_nothing_is_saved_once_another_process_writes_the_run(state, tmp_path):
+    def refuse():
+        raise RunError("another process writes the run")
+
+    checkpointing = checkpointing_of(tmp_path, Board(), [])
+    checkpointing.check_lock = refuse
+    with pytest.raises(RunError, match="another process"):
+        checkpointing.save(state)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_checkpoint_is_committed_by_a_later_poll(state, tmp_path):
