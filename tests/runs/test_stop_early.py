@@ -50,6 +50,11 @@ def test_a_run_ends_at_the_same_step_whether_it_was_interrupted_or_not(describe,
     assert training.resume(config, folder) == 0
     assert f"was already finished, at step 6 ({reason})" in capsys.readouterr().out
     assert weights == (folder / "model.safetensors").read_bytes()
+    # As after a crash between the last checkpoint and the results.
+    (folder / "state.json").unlink()
+    (folder / "model.safetensors").unlink()
+    assert training.resume(config, folder) == 0 and metrics(folder)[-1]["step"] == 6
+    assert weights == (folder / "model.safetensors").read_bytes()
     patient = load_config(folder / "config.yaml", ["train.stop_early.patience=3"])
     assert training.resume(patient, folder) == 0
     assert max(record["step"] for record in metrics(folder)) == 8
