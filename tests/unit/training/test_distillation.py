@@ -15,6 +15,7 @@ from facetrain.training.distillation import Distillation, cosine_loss
 from facetrain.training.teacher import LiveTeacher, digest_model
 from tests.runs.conftest import train_and_resume
 from tests.support import training
+from tests.support.heads import make_head, margin_settings
 from tests.support.runs import distill_losses
 
 CPU = torch.device("cpu")
@@ -66,6 +67,17 @@ def test_a_projection_is_there_only_where_lengths_differ_and_can_bridge_them():
     weighted, value = first(None, None, torch.randn(6, 7))
     assert weighted.requires_grad and not value.requires_grad
     assert weighted.item() == pytest.approx(2 * value.item())
+
+
+def test_the_averages_of_the_margin_of_the_fixed_centers_are_saved():
+    def distillation():
+        centers = make_head(embedding_size=4, num_classes=6, margin=margin_settings("adaface"), trained=False)
+        return Distillation(Constant(torch.ones(2, 4)), weight=1.0, embedding_size=4, seed=3, centers=centers)
+
+    trained, resumed = distillation(), distillation()
+    trained.centers.margin.update_averages(torch.tensor([20.0, 30.0]), torch.zeros(2))
+    resumed.load_state(trained.state(), "checkpoint")
+    assert all(torch.equal(resumed.state()[name], value) for name, value in trained.state().items())
 
 
 @pytest.fixture
