@@ -1,12 +1,17 @@
 """Checkpoints during training."""
 
+from dataclasses import replace
+
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.errors import CheckpointError, RunError
 from facetrain.run.callbacks.checkpointing import Checkpointing
 from facetrain.run.outputs import RunOutputs
+from tests.support.checkpoints import update_manifest
 from tests.support.waiting import wait_until
 from tests.unit.run.callbacks.helpers import Board, Lines
 
@@ -28,6 +33,23 @@ def test_nothing_is_saved_once_another_process_writes_the_run(state, tmp_path):
     with pytest.raises(RunError, match="another process"):
         checkpointing.save(state)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_only_the_same_number_of_ranks_continues_from_the_statistics_of_each_rank(
+    state, tmp_path, world_size
+):
+    CheckpointWriter(tmp_path, asynchronous=False).save(state.snapshot({}))
+    rank_file = Checkpoint.open(tmp_path).folder / "rank_00000.safetensors"
+    own = {name: value + 1 for name, value in load_file(rank_file).items()}
+    save_file(own, rank_file)
+    update_manifest(rank_file.parent, rank_file)
+    averaged = {name: value.clone() for name, value in state.backbone.named_buffers()}
+    checkpoint = Checkpoint.open(tmp_path)
+    checkpoint.manifest = replace(checkpoint.manifest, world_size=world_size)
+    state.restore(checkpoint)
+    for name, value in state.backbone.named_buffers():
+        assert torch.equal(value, own[f"buffer.{name}"] if world_size == 1 else averaged[name])
 
 
 def test_a_checkpoint_is_committed_by_a_later_poll(state, tmp_path):
