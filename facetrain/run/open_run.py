@@ -91,7 +91,7 @@ def open_run(parts: Parts, page: LiveReport | None) -> Run:
         callbacks = Callbacks(
             logging,
             _evaluation(parts, outputs, stop_request),
-            _checkpointing(parts, outputs, loader),
+            _checkpointing(parts, outputs),
             Stopping(stop_request, outputs.report),
             _profiler(parts, outputs) if parts.plan.profile else None,
             page,
@@ -123,7 +123,7 @@ def _evaluation(parts: Parts, outputs: RunOutputs, stop_request: StopRequest) ->
     )
 
 
-def _checkpointing(parts: Parts, outputs: RunOutputs, loader: StagedLoader) -> Checkpointing:
+def _checkpointing(parts: Parts, outputs: RunOutputs) -> Checkpointing:
     config, step = parts.config, parts.state.step
 
     def sync_run() -> None:
@@ -162,7 +162,6 @@ def _checkpointing(parts: Parts, outputs: RunOutputs, loader: StagedLoader) -> C
         outputs,
         meta,
         last_saved=parts.plan.step,
-        skipped=loader.skipped,
         check_lock=parts.check_lock,
         uploads=uploads,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,8 +31,6 @@ class Checkpointing:
     """JSON that every checkpoint holds beside the tensors."""
     last_saved: int | None
     """Step of the newest checkpoint that is complete; None if there is none."""
-    skipped: Sequence[str] = ()
-    """Growing list of this rank's messages about images that it could not read."""
     uploads: Uploads | None = None
     """Uploads to the mirror; None without one."""
     check_lock: Callable[[], None] = lambda: None
@@ -43,8 +41,6 @@ class Checkpointing:
         """Begin to save a checkpoint, after the one in flight has ended. Collective."""
         self.check_lock()
         self.outputs.advance(state.step, "saving a checkpoint")
-        # Also the images that were skipped since the last report: a resumed run does not read them again.
-        state.add_skipped_images(self.skipped)
         # The outcome is of the save before, unless saves are synchronous.
         self._record(self.writer.save(state.snapshot(self.meta)))
 
