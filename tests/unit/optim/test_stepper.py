@@ -43,7 +43,7 @@ def clone_of(net):
 
 
 @pytest.mark.parametrize("enabled", [False, True])
-@pytest.mark.parametrize("clip", [None, 0.05])
+@pytest.mark.parametrize("clip", [None, 0.05, 1e3])
 def test_scaled_and_clipped_steps_equal_plain_sgd_after_torchs_own_clipping(enabled, clip):
     torch.manual_seed(0)
     net = nn.Linear(5, 3)
