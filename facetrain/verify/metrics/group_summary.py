@@ -55,7 +55,8 @@ def summarize_groups(rates: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
     NIST IR 8429 (Grother, 2022) compares these measures of ISO/IEC 19795-10's performance differentials.
 
-    A ratio is not defined if the lowest rate is 0: the groups have too few pairs for this threshold.
+    A ratio is not defined if the lowest rate is 0: the groups have too few pairs for this threshold. For equal rates,
+    the ratios are exactly 1 and the others exactly 0: the ends of intervals must not miss them by a rounding.
 
     Args:
         rates: `accuracy`, `fmr` and `fnmr` of each of V >= 2 groups in each draw, float (R, V); NaN where a draw has
@@ -65,7 +66,7 @@ def summarize_groups(rates: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     error_RV = 1 - accuracy_RV
     return {
         "accuracy_mean": accuracy_RV.mean(1),
-        "accuracy_spread": accuracy_RV.std(1, ddof=1),
+        "accuracy_spread": (accuracy_RV - accuracy_RV[:, :1]).std(1, ddof=1),
         "skewed_error_ratio": share(error_RV.max(1), error_RV.min(1)),
         **{f"{rate}_worst_to_mean": _worst_to_mean(rates[rate]) for rate in _ERRORS},
         **{f"{rate}_worst_to_best": share(rates[rate].max(1), rates[rate].min(1)) for rate in _ERRORS},
@@ -91,15 +92,18 @@ def without_chance(drawn_RV: np.ndarray, rate_V: np.ndarray) -> np.ndarray:
 
 
 def _worst_to_mean(rate_RV: np.ndarray) -> np.ndarray:
+    worst_R1 = rate_RV.max(1, keepdims=True)
+    relative_RV = share(rate_RV, np.broadcast_to(worst_R1, rate_RV.shape))
     # The logarithm of 0 makes the mean 0, and the ratio is then not defined.
     with np.errstate(divide="ignore"):
-        mean_R = np.exp(np.log(rate_RV).mean(1))
-    return share(rate_RV.max(1), mean_R)
+        mean_R = np.exp(np.log(relative_RV).mean(1))
+    return share(np.ones_like(mean_R), mean_R)
 
 
 def _gini(rate_RV: np.ndarray) -> np.ndarray:
     """Return the Gini coefficient times V / (V − 1), so that one group with all errors gives 1."""
     # The sum of all differences, from the sorted rates: a table of the differences would be the square of the groups.
     count = rate_RV.shape[1]
-    gap_R = np.sort(rate_RV, axis=1) @ (2.0 * np.arange(1, count + 1) - count - 1)
+    sorted_RV = np.sort(rate_RV, axis=1)
+    gap_R = (sorted_RV - sorted_RV[:, ::-1]) @ (np.arange(1, count + 1) - (count + 1) / 2)
     return share(gap_R, count * (count - 1) * rate_RV.mean(1))
