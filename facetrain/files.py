@@ -38,7 +38,8 @@ def error_reason(error: BaseException) -> str:
     Some libraries repeat the damaged file, or add a stack of C++ calls: a long text is cut.
     """
     if isinstance(error, UnicodeDecodeError):
-        return f"is not text in UTF-8 (byte {error.start:,}); save it as UTF-8"
+        # Not the place: a file that is read in pieces counts it from the start of a piece.
+        return f"is not text in UTF-8 (byte 0x{error.object[error.start]:02x}); save it as UTF-8"
     reason = " ".join(str(getattr(error, "strerror", None) or error).split())
     return _shortened(reason, _LONGEST_REASON) or type(error).__name__
 

@@ -252,9 +252,8 @@ def _parse_override(override: str) -> dict[str, Any]:
         raise ConfigError(f"--set {override}: use the form KEY=VALUE, for example --set optim.lr=0.2")
     value = _parse(text, f"--set {key}")
     if takes_text(key.strip()) and value is not None and not isinstance(value, str | list | dict):
-        value = re.split(r"\s#", text)[
-            0
-        ].strip()  # a commit such as 12e4567, or a date; without a comment of YAML
+        # A commit such as 12e4567, or a date, as it was written; without a comment of YAML.
+        value = re.split(r"\s#", text)[0].strip()
     return _nested(key.strip(), value)
 
 

@@ -68,7 +68,7 @@ def test_a_reason_fits_on_one_line():
     assert error_reason(ValueError()) == "ValueError"
     with pytest.raises(UnicodeDecodeError) as caught:
         "same".encode("utf-16").decode()
-    assert error_reason(caught.value) == "is not text in UTF-8 (byte 0); save it as UTF-8"
+    assert error_reason(caught.value) == "is not text in UTF-8 (byte 0xff); save it as UTF-8"
     assert error_reason(ValueError("x" * 10_000)) == "x" * 200 + "..."
 
 

@@ -24,6 +24,13 @@ def test_a_row_of_another_length_is_refused_with_its_number(tmp_path, row):
         read_columns(path)
 
 
+def test_a_byte_that_is_not_utf_8_is_named(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_bytes(b"a,b\n" + b"1,2\n" * MANY + "é,2\n".encode("latin-1"))
+    with pytest.raises(DataError, match=r"table\.csv: .* not text in UTF-8 \(byte 0xe9\); save it as UTF-8$"):
+        read_columns(path)
+
+
 def test_columns_without_a_name_are_left_out(tmp_path):
     (tmp_path / "table.csv").write_text(",a,b,,\n0,1,2,,\n1,3,4,,5\n")
     assert read_columns(tmp_path / "table.csv") == {"a": ["1", "3"], "b": ["2", "4"]}
