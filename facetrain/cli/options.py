@@ -12,6 +12,7 @@ from facetrain.cli.outputs import echo_line
 from facetrain.cli.progress_bar import progress_bar
 from facetrain.embeddings.inference import Inference
 from facetrain.remote.address import is_read_in_place, is_remote, public
+from facetrain.verify.metrics.draws import LEAST_DRAWS
 from facetrain.verify.protocol_options import EvaluationOptions
 
 
@@ -143,7 +144,8 @@ ProtocolOptions = Annotated[
             "error-versus-discard curves, from 0 to 1. The default is the mean threshold of the folds.",
         ),
         "bootstrap": typer.Option(
-            min=0, help="Bootstrap draws of subjects for the 95 % intervals, at least 39; 0 computes none."
+            min=0,
+            help=f"Bootstrap draws of subjects for the 95 % intervals, at least {LEAST_DRAWS}; 0 computes none.",
         ),
         "seed": typer.Option(min=0, help="Seed of the bootstrap draws."),
         "flip": typer.Option(
