@@ -128,7 +128,7 @@ class Mirror:
     def claim(self, run_id: str) -> None:
         """Take the mirror for this process: a run that continues at its start, a new one before its first upload.
 
-        Two runs could begin before either has a checkpoint, and one run could be continued on two machines.
+        Two runs could begin before either has a checkpoint, and one run could be continued on two hosts.
 
         Raises:
             UsageError: another run has checkpoints there.

@@ -219,7 +219,7 @@ class CheckpointWriter:
         """Return rank, path and reason of an error, on one line."""
         path, reason = getattr(error, "filename", None) or self._folder, error_reason(error)
         if isinstance(error, FileNotFoundError) and collectives.rank() > 0:
-            # The leader has created the folder, so this rank's machine has other storage.
+            # The leader has created the folder, so this rank's host has other storage.
             reason += "; use a folder that all hosts of the run share"
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             reason += "; free space on the disk"
