@@ -118,20 +118,22 @@ def _compare_commands(
             if request.command == claim.terms["command"] == "train":
                 _compare_configs(ranks, request, claim.given)
             _compare_terms(ranks, request.terms, claim.terms)
+    folders = FolderClaim(launchers, ranks.restarts, lease)
     with ranks.failing_together():
         owns = owns_folder(ranks, folder, claim.token, has_mirror=claim.mirror is not None)
         if owns and not ranks.is_leader:
-            lease.create(folder, exist_ok=True)
-    folders = FolderClaim(launchers, ranks.restarts, lease)
+            if not claim.mirror:
+                raise UsageError(
+                    f"{folder}: this host does not share the run folder with the host of rank 0; use a folder that all "
+                    "hosts share, or set checkpoint.mirror to an address in an object store"
+                )
+            if request.command == "resume":
+                folders.continued(folder)
+            else:
+                folders.named(folder, may_exist=True)
     restarted = owns and folders.is_restart(folder)
     reports = ranks.gather([owns, restarted])
     hosts = hosts_of(ranks, [each for each, _ in reports])
-    with ranks.failing_together():
-        if hosts.are_separate and owns and not ranks.is_leader and not claim.mirror:
-            raise UsageError(
-                f"{folder}: this host does not share the run folder with the host of rank 0; use a folder that all "
-                "hosts share, or set checkpoint.mirror to an address in an object store"
-            )
     return hosts, any(each for _, each in reports)
 
 

@@ -83,6 +83,21 @@ def test_hosts_that_are_asked_for_different_things_end_with_the_option_that_diff
         assert str(error).endswith("as for rank 0 on host0; give the same config and options on all hosts")
 
 
+@pytest.mark.parametrize("command", [resume, train], ids=lambda command: command.__name__)
+def test_a_host_that_cannot_write_its_own_folder_ends_all_with_one_line(run, monkeypatch, command):
+    faults = iter(["", "Read-only file system"])  # of the leader, and of the other host
+    monkeypatch.setattr("facetrain.run.folder.claim.write_fault", lambda path: next(faults))
+    monkeypatch.setattr("facetrain.run.agree.owns_folder", lambda *_, **__: True)
+    errors = outcomes(*[command(overrides=("checkpoint.mirror=s3://bucket/runs",))] * 2)
+    assert all("host1" in str(error) and "Read-only file system; " in str(error) for error in errors)
+
+
+def test_a_host_with_a_folder_of_its_own_is_refused_without_a_mirror_before_it_creates_one(run, monkeypatch):
+    monkeypatch.setattr("facetrain.run.agree.owns_folder", lambda *_, **__: True)
+    for error in outcomes(resume(), resume()):
+        assert type(error) is UsageError and "does not share the run folder" in str(error)
+
+
 def test_a_host_that_joins_with_another_command_does_not_end_a_run_that_has_trained(run):
     (run / "environment.json").write_text('{"launchers": ["agent"]}')
     first, second = outcomes(resume(), resume(checkpoint=4))
