@@ -1,4 +1,4 @@
-"""Run folder of a new run: its name, its creation, and its reuse after a restart. For the leader only."""
+"""Run folder of a new run: its name, its creation, and its reuse after a restart. For the rank that writes it."""
 
 from __future__ import annotations
 
