@@ -7,7 +7,7 @@ import pytest
 from facetrain.errors import DataError
 from facetrain.verify.metrics.cross_groups import cross_groups
 from facetrain.verify.metrics.draws import Draws
-from facetrain.verify.metrics.group_summary import RATES, summarize_groups
+from facetrain.verify.metrics.group_summary import RATES, summarize_groups, without_chance
 from facetrain.verify.metrics.result import Result
 from facetrain.verify.metrics.scored_pairs import ScoredPairs, pair_result
 from facetrain.verify.metrics.slices import add_slices, slice_groups
@@ -93,6 +93,16 @@ def test_the_intervals_of_differences_contain_equal_groups_if_the_groups_are_equ
             excluded[name] += not low <= value <= high
     # The quantiles of the draws alone exclude them in all sets.
     assert min(excluded.values()) == sets if harder else max(excluded.values()) == 0, excluded
+
+
+def test_the_spread_of_draws_is_on_average_that_of_the_groups_among_all_people():
+    random, spread, chance = np.random.default_rng(0), 0.03, 0.02
+    squares = []
+    for _ in range(200):
+        rate_V = 0.5 + random.normal(0, spread, 8) + random.normal(0, chance, 8)  # chance of the set
+        drawn_RV = rate_V + random.normal(0, chance, (50, 8))
+        squares.append(without_chance(drawn_RV, rate_V).var(1, ddof=1).mean())
+    assert np.mean(squares) == pytest.approx(spread**2, rel=0.1)
 
 
 def test_published_accuracies_give_the_published_spread():
