@@ -8,23 +8,18 @@ import glob
 import json
 import os
 import secrets
-import shlex
 import shutil
 import stat
 import tempfile
-import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 from facetrain.errors import DataError, FacetrainError, RunError, UsageError
+from facetrain.text import shell_path, shortened
 
-_OVERRIDES = frozenset(("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"))
-_FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
 _LONGEST_REASON = 200
-_LONGEST_NAME = 60
-_MOST_NAMES = 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _WRITE_ADVICE = {errno.EROFS: "choose another path"} | dict.fromkeys(
     _FULL, "free space or choose another path"
@@ -41,7 +36,7 @@ def error_reason(error: BaseException) -> str:
         # Not the place: a file that is read in pieces counts it from the start of a piece.
         return f"is not text in UTF-8 (byte 0x{error.object[error.start]:02x}); save it as UTF-8"
     reason = " ".join(str(getattr(error, "strerror", None) or error).split())
-    return _shortened(reason, _LONGEST_REASON) or type(error).__name__
+    return shortened(reason, _LONGEST_REASON) or type(error).__name__
 
 
 @contextmanager
@@ -80,60 +75,6 @@ def write_fault(path: Path) -> str:
     except OSError as error:
         return error_reason(error)
     return os.strerror(errno.EROFS if is_read_only else errno.EACCES)
-
-
-def printable(text: str) -> str:
-    """Return a text without characters that control a terminal or change the order of the others: they are escaped.
-
-    Names of files, identities and images come from other people. An escape sequence in one could rewrite lines of
-    the terminal, and a line break could forge a line of the log.
-    """
-    try:
-        text = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    except UnicodeEncodeError:  # half a character, which no name of a file can have, but JSON can
-        text = text.encode("utf-8", "backslashreplace").decode("utf-8")
-    if text.isprintable():
-        return text
-    return "".join(char.encode("unicode_escape").decode() if _is_control(char) else char for char in text)
-
-
-def spreadsheet_text(name: str) -> str:
-    """Return a name that no spreadsheet computes: with an apostrophe before a sign that begins a formula.
-
-    For names from other people in tables that people read (OWASP, "CSV injection"); `without_spreadsheet_mark` undoes
-    it. Tables that are part of a dataset, such as names.csv, keep the names as they are.
-    """
-    return f"'{name}" if name.lstrip("'").startswith(_FORMULA_SIGNS) else name
-
-
-def without_spreadsheet_mark(text: str) -> str:
-    """Return the name from which `spreadsheet_text` has made a text."""
-    return text[1:] if text.startswith("'") and text.lstrip("'").startswith(_FORMULA_SIGNS) else text
-
-
-def listed(names: Iterable[str]) -> str:
-    """Return names from a file for a message: without control characters, long ones cut, the first ones of many."""
-    names = list(names)
-    shown = ", ".join(_shortened(printable(name), _LONGEST_NAME) for name in names[:_MOST_NAMES])
-    return shown + (f" and {len(names) - _MOST_NAMES:,} more" if len(names) > _MOST_NAMES else "")
-
-
-def _shortened(text: str, most: int) -> str:
-    return text if len(text) <= most else text[:most] + "..."
-
-
-def _is_control(char: str) -> bool:
-    # Cf has the direction overrides (U+202A to U+202E, U+2066 to U+2069), but also joiners that some scripts need.
-    return (
-        unicodedata.category(char) in ("Cc", "Zl", "Zp", "Cs")
-        or unicodedata.bidirectional(char) in _OVERRIDES
-    )
-
-
-def shell_path(path: str | os.PathLike[str]) -> str:
-    """Return a path as an argument of a command that a message shows: quoted, and never taken for an option."""
-    text = os.fspath(path)
-    return shlex.quote(f"./{text}" if text.startswith("-") else text)
 
 
 def stamp_of(status: os.stat_result) -> list[int]:

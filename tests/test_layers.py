@@ -25,7 +25,7 @@ def layers() -> list[set[str]]:
 
 
 LAYERS = layers()
-CONFIG_IMPORTS = {"errors", "files", "own_parts", "remote", "settings", "strict_yaml"}
+CONFIG_IMPORTS = {"errors", "files", "own_parts", "remote", "settings", "strict_yaml", "text"}
 CONFIG_KNOWN_BY = set().union(*LAYERS[next(i for i, names in enumerate(LAYERS) if "run" in names) :])
 MODULES = sorted(ROOT.rglob("*.py"))
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
-from facetrain.plural import images_text
 from facetrain.remote.download import local_path
+from facetrain.text import images_text
 
 PathLike = str | os.PathLike[str]
 

@@ -28,8 +28,9 @@ from facetrain.checkpoint.manifest import (
 )
 from facetrain.checkpoint.run_id import check_identity
 from facetrain.errors import CheckpointError, DamagedCheckpointError, NoCheckpointError
-from facetrain.files import os_errors_as, shell_path
+from facetrain.files import os_errors_as
 from facetrain.remote.filesystem import side_by_side
+from facetrain.text import shell_path
 
 _HASHING_THREADS = 4
 

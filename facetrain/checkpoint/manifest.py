@@ -27,7 +27,8 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from facetrain.errors import CheckpointError, DamagedCheckpointError
-from facetrain.files import error_reason, parse_json, printable
+from facetrain.files import error_reason, parse_json
+from facetrain.text import printable
 
 MANIFEST = "manifest.json"
 FORMAT = 1

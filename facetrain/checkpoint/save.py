@@ -22,9 +22,9 @@ from facetrain.checkpoint.snapshot import HostCopy, Snapshot, TensorFile
 from facetrain.checkpoint.tensor_file import write_tensors
 from facetrain.distributed import collectives
 from facetrain.files import error_reason, write_atomically
-from facetrain.plural import count_text
 from facetrain.telemetry.log import warn
 from facetrain.telemetry.memory import available_bytes
+from facetrain.text import count_text
 
 _GIB = 1 << 30
 

@@ -12,8 +12,7 @@ from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import Float32InferenceOptions, Json, local_file
 from facetrain.cli.outputs import echo_line, require_existing, require_no_input, require_writable
 from facetrain.errors import UsageError
-from facetrain.files import shell_path
-from facetrain.plural import count_text
+from facetrain.text import count_text, shell_path
 
 
 @option_groups

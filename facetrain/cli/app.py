@@ -30,8 +30,9 @@ from facetrain.distributed.process_setup import (
     silence_torch_logs,
 )
 from facetrain.errors import FacetrainError, LostRankError, UsageError, is_final, is_out_of_memory
-from facetrain.files import error_reason, printable
+from facetrain.files import error_reason
 from facetrain.remote.address import without_secrets
+from facetrain.text import printable
 
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141

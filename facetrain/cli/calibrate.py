@@ -13,8 +13,7 @@ import typer
 from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import DataDir, Float32InferenceOptions, Json, local_file, local_set
 from facetrain.cli.outputs import echo_line, require_existing, require_writable
-from facetrain.files import shell_path
-from facetrain.plural import count_text
+from facetrain.text import count_text, shell_path
 
 if TYPE_CHECKING:
     from facetrain.verify.calibration import Threshold

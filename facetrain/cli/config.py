@@ -10,7 +10,7 @@ import typer
 
 from facetrain.cli.options import Set
 from facetrain.errors import UsageError
-from facetrain.files import shell_path
+from facetrain.text import shell_path
 
 app = typer.Typer(
     rich_markup_mode=None,

@@ -10,8 +10,8 @@ import typer
 
 from facetrain.cli.options import Json, OptionalConfig, Set
 from facetrain.cli.usual_settings import UsualSettings
-from facetrain.plural import count_text
 from facetrain.run.request import TrainRequest
+from facetrain.text import count_text
 
 _COLORS = {"ok": "green", "warning": "yellow", "failure": "red"}
 
@@ -70,7 +70,7 @@ def _print(results: list[dict[str, Any]], failures: int, *, as_json: bool) -> No
     from rich.console import Console
     from rich.text import Text
 
-    from facetrain.files import printable
+    from facetrain.text import printable
 
     if as_json:
         typer.echo(json.dumps({"failures": failures, "results": results}, indent=1))

@@ -31,7 +31,7 @@ from facetrain.cli.outputs import (
 )
 from facetrain.data.skipped_files import SkippedFile, skipped_summary, skipped_table
 from facetrain.errors import UsageError
-from facetrain.plural import count_text
+from facetrain.text import count_text
 
 _TEACHER_SUFFIX, _SKIPPED_SUFFIX = ".safetensors", ".skipped.csv"
 

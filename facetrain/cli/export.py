@@ -15,9 +15,9 @@ from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import Model
 from facetrain.cli.outputs import echo_line, require_existing, require_no_input, require_writable, write_text
 from facetrain.errors import UsageError
-from facetrain.files import shell_path
 from facetrain.models.export.formats import FORMATS, ExportFormat, ExportOptions
 from facetrain.remote.publish import push, require_repository
+from facetrain.text import shell_path
 
 if TYPE_CHECKING:
     from torch import Tensor

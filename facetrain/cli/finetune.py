@@ -14,9 +14,9 @@ from facetrain.cli.data.dataset_options import FaceLandmarks
 from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import Set, download, local_file, local_set
 from facetrain.cli.outputs import echo_line, require_existing
-from facetrain.files import shell_path
 from facetrain.run.request import TrainRequest
 from facetrain.signals import exit_on_signals
+from facetrain.text import shell_path
 
 if TYPE_CHECKING:
     from facetrain.config.schema import Config

@@ -15,7 +15,7 @@ from facetrain.cli.options import Json, download
 from facetrain.cli.outputs import echo_line
 from facetrain.errors import UsageError
 from facetrain.files import new_folder, os_errors_as, replacing, require_absent
-from facetrain.plural import count_text
+from facetrain.text import count_text
 
 
 def get(

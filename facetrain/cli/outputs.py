@@ -9,7 +9,8 @@ from pathlib import Path
 import typer
 
 from facetrain.errors import UsageError
-from facetrain.files import os_errors_as, printable, write_atomically, write_fault
+from facetrain.files import os_errors_as, write_atomically, write_fault
+from facetrain.text import printable
 
 _SHEET_SUFFIX = ".html"
 

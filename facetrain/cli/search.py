@@ -13,7 +13,7 @@ from facetrain.cli.options import SKIP_BAD_ADVICE, Detector, Device, Json, MinQu
 from facetrain.cli.outputs import echo_line, require_existing
 from facetrain.data.skipped_files import SkippedFile
 from facetrain.errors import UsageError
-from facetrain.plural import count_text
+from facetrain.text import count_text
 
 if TYPE_CHECKING:
     import numpy as np

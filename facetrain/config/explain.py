@@ -11,8 +11,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from facetrain.config.schema import Config
-from facetrain.files import printable
 from facetrain.settings import alternatives
+from facetrain.text import printable
 
 _MAX_VALUE = 60
 """Characters of an invalid value that a message shows."""

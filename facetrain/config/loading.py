@@ -18,9 +18,10 @@ from facetrain.config.explain import explain, takes_text
 from facetrain.config.presets import find_config, presets
 from facetrain.config.schema import RECIPES, Config
 from facetrain.errors import ConfigError
-from facetrain.files import error_reason, printable, shell_path
+from facetrain.files import error_reason
 from facetrain.remote.address import has_secrets, without_secrets
 from facetrain.strict_yaml import dump_yaml, parse_yaml
+from facetrain.text import printable, shell_path
 
 CONFIG_FILE = "config.yaml"
 """File of a run folder with the config of the run."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from facetrain.data.shared_array import SharedArray
 from facetrain.data.skipped_files import SkippedFile
-from facetrain.files import printable
+from facetrain.text import printable
 
 
 class FaceDataset(Protocol):

@@ -27,11 +27,11 @@ from facetrain.data.beside_dataset import CARD_FILE, beside
 from facetrain.data.mixture import MixtureFile, is_mixture
 from facetrain.data.remote_dataset import DEFAULT_CACHE, ObjectCache, dataset_path
 from facetrain.data.yaml_file import read_yaml
-from facetrain.files import printable
 from facetrain.remote.address import is_remote
 from facetrain.remote.catalog import CARD_SUFFIX
 from facetrain.settings import Settings
 from facetrain.strict_yaml import dump_yaml, parse_yaml
+from facetrain.text import printable
 
 UNKNOWN = "unknown"
 _Text = Annotated[str, AfterValidator(printable)]

@@ -27,7 +27,8 @@ from facetrain.data.remote_dataset import (
     forget_description,
 )
 from facetrain.errors import DataError
-from facetrain.files import listed, os_errors_as, printable, shell_path
+from facetrain.files import os_errors_as
+from facetrain.text import listed, printable, shell_path
 
 
 def open_dataset(

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from facetrain.data.settings import DataSettings
 from facetrain.errors import DataError
-from facetrain.files import printable, shell_path
 from facetrain.remote.address import is_remote
 from facetrain.remote.catalog import Entry, catalog, nearest_available
+from facetrain.text import printable, shell_path
 
 
 def require_dataset(data: DataSettings) -> None:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from facetrain.errors import DataError
-from facetrain.files import error_reason, read_regular_text, spreadsheet_text, without_spreadsheet_mark
+from facetrain.files import error_reason, read_regular_text
+from facetrain.text import spreadsheet_text, without_spreadsheet_mark
 
 SKIP_KINDS = {
     "hidden": "hidden files",

@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from facetrain.errors import DataError
-from facetrain.files import error_reason, printable, read_regular_text
+from facetrain.files import error_reason, read_regular_text
 from facetrain.strict_yaml import parse_yaml
+from facetrain.text import printable
 
 _Model = TypeVar("_Model")
 _MAX_CHARACTERS = 1 << 20

@@ -18,10 +18,10 @@ from facetrain.doctor.check_result import CheckResult, errors_as_failures, passe
 from facetrain.doctor.image_sample import draw_sample
 from facetrain.doctor.machine import check_machine, check_network
 from facetrain.doctor.silent_errors import check_alignment, check_images, check_readable
-from facetrain.plural import count_text, images_text
 from facetrain.run.parts.open_data import open_training_set
 from facetrain.run.parts.step_schedule import schedule_steps
 from facetrain.run.suited_settings import gather_facts, keys_to_choose, suited_settings, unsuited_settings
+from facetrain.text import count_text, images_text
 from facetrain.verify.sets.pair_set import PairSet, load_pair_sets
 from facetrain.verify.training_images import HOLD_OUT_ADVICE, sets_of_training_images
 

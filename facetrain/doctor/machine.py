@@ -19,7 +19,7 @@ from facetrain.distributed import collectives
 from facetrain.doctor.check_result import CheckResult, failed, passed, warned_if
 from facetrain.errors import install_torch
 from facetrain.files import error_reason
-from facetrain.plural import count_text
+from facetrain.text import count_text
 
 _GIB = 1 << 30
 

@@ -9,7 +9,7 @@ import numpy as np
 from facetrain.data.images.face_pattern import Registration, correlation, orientation_correlations, register
 from facetrain.doctor.check_result import CheckResult, failed, passed, warned_if, warning
 from facetrain.doctor.image_sample import ImageSample
-from facetrain.plural import count_text
+from facetrain.text import count_text
 
 _FEWEST_IMAGES = 30
 """Statistics of fewer images are left out."""

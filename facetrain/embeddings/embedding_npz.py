@@ -15,7 +15,7 @@ import numpy as np
 
 from facetrain.embeddings.streamed_rows import Columns, StreamedRows, require_fitting
 from facetrain.errors import DataError
-from facetrain.files import listed
+from facetrain.text import listed
 
 _COLUMNS = ("embedding", "name", "label")
 """Arrays that every file has."""

@@ -15,9 +15,9 @@ import numpy as np
 from facetrain.embeddings.embedding_files import Embeddings, warn_of_unknown_model
 from facetrain.embeddings.model_fingerprint import is_same_model
 from facetrain.errors import DataError
-from facetrain.plural import count_text
 from facetrain.progress import ProgressCallback, ignore_progress
 from facetrain.telemetry.log import warn
+from facetrain.text import count_text
 
 _PROBES_PER_PASS = 4096
 """Probes that share one pass over the gallery."""

@@ -19,9 +19,10 @@ from facetrain.data.formats.names import DATASET_SUFFIXES
 from facetrain.data.images.header import IMAGE_SUFFIXES
 from facetrain.data.open_dataset import is_dataset_folder, open_dataset
 from facetrain.errors import UnreadableError
-from facetrain.files import os_errors_as, printable
+from facetrain.files import os_errors_as
 from facetrain.models.model_file import EmbeddingModel
 from facetrain.telemetry.log import warn
+from facetrain.text import printable
 
 T = TypeVar("T")
 

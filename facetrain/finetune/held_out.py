@@ -20,7 +20,7 @@ from facetrain.data.loading.sampler import permute
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.pair_writer import PairsToWrite, require_readable, write_pairs
 from facetrain.errors import DataError
-from facetrain.plural import count_text
+from facetrain.text import count_text
 
 _LEAST_IMAGES = 4
 """Images of a person from which some are held out; a person with fewer is trained on with all of them."""

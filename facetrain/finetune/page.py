@@ -12,8 +12,8 @@ from facetrain.finetune.judge import Verdict, describe_thresholds, headline
 from facetrain.finetune.other_people import Harm, accuracy_of
 from facetrain.finetune.prepare import Prepared
 from facetrain.pages.render import render
-from facetrain.plural import count_text
 from facetrain.run.report.page import run_values
+from facetrain.text import count_text
 from facetrain.verify.output.hardest_pairs import hardest_pairs_of, pair_groups
 
 

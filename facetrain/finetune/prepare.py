@@ -27,7 +27,7 @@ from facetrain.data.tools.selection import Selection
 from facetrain.data.tools.writing import SKIPPED_TABLE, write_parts
 from facetrain.embeddings.photo_check import PhotoCheck
 from facetrain.errors import ModelError, RunError, UnreadableError, UsageError
-from facetrain.files import listed, make_folder, os_errors_as, read_regular_text, shell_path, write_atomically
+from facetrain.files import make_folder, os_errors_as, read_regular_text, write_atomically
 from facetrain.finetune.choices import Choice, Facts, choose, config_text
 from facetrain.finetune.held_out import (
     Part,
@@ -47,12 +47,12 @@ from facetrain.models.model_file import (
     save_model,
 )
 from facetrain.models.preprocessing import require_trainable_input
-from facetrain.plural import count_text
 from facetrain.progress import ProgressCallback
 from facetrain.run.folder.compatibility import lookup
 from facetrain.run.folder.data_digests import digest_labels, digest_records
 from facetrain.run.parts.open_data import evenly_spread_images
 from facetrain.run.parts.teacher_embeddings import write_teacher_embeddings
+from facetrain.text import count_text, listed, shell_path
 from facetrain.verify.sets.pair_set import load_pair_sets, require_distinct_names
 
 Bar = Callable[[str], AbstractContextManager[ProgressCallback]]

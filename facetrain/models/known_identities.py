@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from facetrain.errors import ModelError
-from facetrain.files import listed
+from facetrain.text import listed
 
 IDENTITIES = "identities."
 """Prefix of the tensors of a checkpoint that have the names."""

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from facetrain.files import printable
 from facetrain.models.model_file import EmbeddingModel
+from facetrain.text import printable
 
 _TO_FILL_IN = "_to be filled in by the publisher of the model_"
 _RATES = ("accuracy", "auc", "eer", "tar@", "rank", "tpir@")

@@ -37,7 +37,7 @@ from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.manifest import MANIFEST
 from facetrain.checkpoint.tensor_file import write_tensors
 from facetrain.errors import CheckpointError, ConfigError, ModelError, NoCheckpointError, RunError
-from facetrain.files import error_reason, listed, new_file, parse_json
+from facetrain.files import error_reason, new_file, parse_json
 from facetrain.models.checksum import CHECKSUM_KEY, checksum_of
 from facetrain.models.mxnet_network import open_mxnet
 from facetrain.models.onnx_network import open_onnx
@@ -62,6 +62,7 @@ from facetrain.models.weight_files import (
     require_same_shapes,
 )
 from facetrain.telemetry.log import warn
+from facetrain.text import listed
 
 MODEL_FILE = "model.safetensors"
 """Name of the model file that a run writes at its end."""

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from facetrain.errors import ModelError, missing_package
-from facetrain.files import error_reason, listed, parse_json
+from facetrain.files import error_reason, parse_json
 from facetrain.models.checksum import require_sound_onnx
 from facetrain.models.file_layers import Affine, Node, backbone_form
 from facetrain.models.layer_graph import IMAGE, Layer, LayerGraph
 from facetrain.models.onnx_limits import graph_inputs
 from facetrain.models.preprocessing import FRACTIONS, PREPROCESSING, PREPROCESSING_KEY, RAW_PIXELS
+from facetrain.text import listed
 
 _IDENTITIES = frozenset({"Dropout", "Identity", "Flatten", "Reshape", "Unsqueeze", "Cast"})
 """Operators that change no number at inference."""

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from facetrain.errors import ModelError
-from facetrain.files import listed
 from facetrain.models.onnx_constants import fold_small_constants
+from facetrain.text import listed
 
 _MAX_VALUE_BYTES = 1 << 31
 """Largest value between two layers, as in an IResNet for a fixed batch of 600 images of 112 pixels."""

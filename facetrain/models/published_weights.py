@@ -21,8 +21,9 @@ from torch.nn import BatchNorm2d
 
 from facetrain.backbone.timm_network import HALF, ChannelStatistics
 from facetrain.errors import ModelError
-from facetrain.files import error_reason, listed, parse_json
+from facetrain.files import error_reason, parse_json
 from facetrain.strict_yaml import parse_yaml
+from facetrain.text import listed
 
 _CVLFACE_PREFIXES = ("model.net.", "net.")
 """Prefixes of parameter names in CVLface's model.safetensors and in its model.pt."""

@@ -13,9 +13,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from facetrain.errors import ModelError
-from facetrain.files import error_reason, listed
+from facetrain.files import error_reason
 from facetrain.models.checksum import CHECKSUM_KEY, checksum_of, require_checksum
 from facetrain.models.published_weights import below, convert_published
+from facetrain.text import listed
 
 METADATA_KEY = "facetrain"
 """Key of the metadata of a .safetensors file that facetrain wrote: the description of the model."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from facetrain.files import printable
+from facetrain.text import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from facetrain.files import printable
+from facetrain.text import printable
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 

@@ -16,7 +16,7 @@ import re
 from urllib.parse import SplitResult, urlsplit
 
 from facetrain.errors import UsageError
-from facetrain.files import printable
+from facetrain.text import printable
 
 SCHEMES = ("hf", "https", "s3", "gs")
 _THIS_MACHINE = ("localhost", "127.0.0.1", "::1")

@@ -8,9 +8,9 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from facetrain.errors import DataError, UsageError
-from facetrain.files import listed
 from facetrain.remote.address import public, scheme
 from facetrain.remote.filesystem import open_filesystem, with_retries
+from facetrain.text import listed
 
 _HUB_REPOSITORY = re.compile(r"((?:datasets/|spaces/)?[^/@]+/[^/@]+)(?:@([^/]+))?")
 _VERSION_KEYS = ("ETag", "etag", "blob_id", "Last-Modified", "LastModified", "updated")

@@ -11,7 +11,6 @@ from facetrain.distributed.process_lifetime import outside_launcher
 from facetrain.distributed.stop_request import StopRequest
 from facetrain.distributed.world import World
 from facetrain.errors import DivergedError, FacetrainError
-from facetrain.files import shell_path
 from facetrain.run.agree import Agreed
 from facetrain.run.folder.run_state import record_end
 from facetrain.run.open_run import Run
@@ -26,6 +25,7 @@ from facetrain.run.uploading import (
     upload_rest,
     uploads_rest,
 )
+from facetrain.text import shell_path
 from facetrain.training.early_stop import EarlyStop
 from facetrain.training.profile import RECORDED_STEPS, WARM_UP_STEPS
 from facetrain.training.state import averaged_state

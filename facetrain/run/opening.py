@@ -11,10 +11,10 @@ from facetrain.data.dataset_card import card_text
 from facetrain.data.skipped_files import skipped_summary, skipped_table
 from facetrain.device.capability import float32_name
 from facetrain.files import write_atomically
-from facetrain.plural import count_text, images_text
 from facetrain.run.build import Parts
 from facetrain.run.folder.run_files import CARDS_FILE, LEFT_OUT_FILE
 from facetrain.run.outputs import RunOutputs
+from facetrain.text import count_text, images_text
 
 
 def report_start(parts: Parts, outputs: RunOutputs) -> None:

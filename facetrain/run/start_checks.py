@@ -21,8 +21,8 @@ from facetrain.files import error_reason
 from facetrain.head.build import unused_keys
 from facetrain.head.head_group import head_parts
 from facetrain.optim.muon import hidden_weights
-from facetrain.plural import count_text
 from facetrain.run.suited_settings import RunFacts, gather_facts, suited_rate, unsuited_settings
+from facetrain.text import count_text
 from facetrain.training.state import TrainState
 
 HIGHEST_LR = {"sgd": 10.0, "adamw": 0.1}

@@ -13,8 +13,8 @@ from facetrain.config.loading import is_set
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
 from facetrain.device.capability import cpu_multiplies_bfloat16, multiplies_bfloat16
-from facetrain.plural import count_text
 from facetrain.run.parts.step_schedule import global_batch_size
+from facetrain.text import count_text
 
 _DECIDED_BY = {
     # What is given of a network belongs to one that the command knows.

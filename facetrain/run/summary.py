@@ -9,7 +9,7 @@ from pathlib import Path
 from facetrain.config.own_code import allow_option
 from facetrain.config.schema import Config
 from facetrain.errors import RunError
-from facetrain.files import error_reason, printable, shell_path
+from facetrain.files import error_reason
 from facetrain.remote.address import is_remote
 from facetrain.run.folder.run_files import LOG_FILE, REPORT_FILE, SKIPPED_FILE
 from facetrain.run.folder.run_state import read_state
@@ -17,6 +17,7 @@ from facetrain.run.parts.step_schedule import StepSchedule
 from facetrain.run.report.history import History, Metric, formatted, records_of
 from facetrain.run.report.published_curve import published_curve_of
 from facetrain.telemetry.log import warn
+from facetrain.text import printable, shell_path
 
 _MOST_GROWTH = 1.75
 """Factor from the first to the last loss beyond which a run has not learned, however short it is."""

@@ -20,10 +20,10 @@ from facetrain.distributed.grace_period import grace_s
 from facetrain.distributed.stop_request import Stopped, StopRequest
 from facetrain.distributed.world import World
 from facetrain.errors import RunError
-from facetrain.files import shell_path
 from facetrain.run.folder.hosts import Hosts
 from facetrain.run.folder.lock import LOCK_FILE
 from facetrain.telemetry.log import warn
+from facetrain.text import shell_path
 
 
 def open_uploads(

@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console as Terminal
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-from facetrain.files import printable
 from facetrain.telemetry.log import logger
+from facetrain.text import printable
 
 _SHOWN_TAR = "tar@1e-03"
 """True accept rate that a line shows. LFW's 3,000 impostor pairs measure a FAR of 1 in 1,000 from three pairs, and a

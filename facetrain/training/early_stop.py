@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from facetrain.plural import count_text
+from facetrain.text import count_text
 from facetrain.training.settings import StopEarlySettings
 
 

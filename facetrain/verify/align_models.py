@@ -15,8 +15,8 @@ from facetrain.embeddings.embedding_files import Embeddings
 from facetrain.embeddings.embedding_map import EmbeddingMap, fit_map
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import DataError
-from facetrain.plural import count_text
 from facetrain.progress import ProgressCallback
+from facetrain.text import count_text
 from facetrain.verify.metrics.curve_metrics import CURVE_METRICS
 from facetrain.verify.metrics.roc import roc
 

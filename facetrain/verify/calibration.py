@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from facetrain.embeddings.dense_ids import dense_ids
 from facetrain.errors import DataError, ModelError, UsageError
 from facetrain.models.model_file import THRESHOLDS_KEY
-from facetrain.plural import count_text
+from facetrain.text import count_text
 from facetrain.verify.metrics import bootstrap
 from facetrain.verify.metrics.draws import DRAWS, Draws
 from facetrain.verify.metrics.result import Interval

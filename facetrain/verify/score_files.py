@@ -22,7 +22,7 @@ import numpy as np
 from facetrain.data.formats.bin_tables import contradicting_pair
 from facetrain.embeddings.dense_ids import dense_ids
 from facetrain.errors import DataError
-from facetrain.files import listed
+from facetrain.text import listed
 from facetrain.verify.metrics.score_scale import scale_of
 from facetrain.verify.metrics.scored_pairs import ScoredPairs
 from facetrain.verify.sets.csv_columns import finite_numbers, read_columns

@@ -15,8 +15,8 @@ from facetrain.embeddings.dense_ids import dense_ids
 from facetrain.embeddings.photo_check import EXAMINED, PhotoCheck
 from facetrain.errors import UnreadableError
 from facetrain.face_landmarks import TEMPLATE_SIZE
-from facetrain.plural import count_text
 from facetrain.telemetry.log import warn
+from facetrain.text import count_text
 from facetrain.verify.sets.ijb import IjbSet
 from facetrain.verify.sets.pair_set import PairSet
 from facetrain.verify.sets.search_sets import SearchSet

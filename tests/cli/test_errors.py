@@ -14,7 +14,7 @@ from facetrain.device.gpu_driver import has_gpu_driver
 from facetrain.distributed.topology import topology
 from facetrain.distributed.world import pick_device, require_device
 from facetrain.errors import UsageError
-from facetrain.files import printable
+from facetrain.text import printable
 from tests.runs.conftest import dataset, describe  # noqa: F401
 from tests.support.command import environment, facetrain, refusal, torchrun
 

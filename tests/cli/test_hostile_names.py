@@ -70,7 +70,7 @@ def test_no_command_prints_a_control_character_of_a_name(files, monkeypatch, cap
     try:
         app(arguments, standalone_mode=False)
     except FacetrainError as error:  # the command itself prints it by `printable`
-        from facetrain.files import printable
+        from facetrain.text import printable
 
         message = printable(str(error))
     except SystemExit:

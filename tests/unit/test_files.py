@@ -11,7 +11,6 @@ from facetrain.distributed.topology import Topology
 from facetrain.errors import CheckpointError, DataError, FacetrainError, RunError, UsageError
 from facetrain.files import (
     error_reason,
-    listed,
     new_file,
     new_folder,
     os_errors_as,
@@ -70,11 +69,6 @@ def test_a_reason_fits_on_one_line():
         "same".encode("utf-16").decode()
     assert error_reason(caught.value) == "is not text in UTF-8 (byte 0xff); save it as UTF-8"
     assert error_reason(ValueError("x" * 10_000)) == "x" * 200 + "..."
-
-
-def test_names_of_a_file_are_listed_without_control_characters_and_only_the_first_of_many():
-    assert listed(["a", "b\x1b[2J", "c" * 99]) == "a, b\\x1b[2J, " + "c" * 60 + "..."
-    assert listed(map(str, range(1000))).endswith(", 18, 19 and 980 more")
 
 
 def test_a_failed_write_leaves_the_old_text(tmp_path):

@@ -5,8 +5,8 @@ import logging
 import pytest
 
 from facetrain.data.dataset import identity_name, original_name
-from facetrain.files import printable
 from facetrain.telemetry.log import log_to, stop_logging, warn
+from facetrain.text import listed, printable
 
 ESCAPE = "\x1b[2J\x1b]0;title\x07"
 
@@ -27,6 +27,11 @@ ESCAPE = "\x1b[2J\x1b]0;title\x07"
 )
 def test_control_characters_are_escaped_and_letters_are_kept(text, shown):
     assert printable(text) == shown
+
+
+def test_names_of_a_file_are_listed_without_control_characters_and_only_the_first_of_many():
+    assert listed(["a", "b\x1b[2J", "c" * 99]) == "a, b\\x1b[2J, " + "c" * 60 + "..."
+    assert listed(map(str, range(1000))).endswith(", 18, 19 and 980 more")
 
 
 def test_names_of_images_and_identities_are_printable_from_every_dataset():

@@ -24,7 +24,7 @@ from facetrain.cli.progress_bar import progress_bar
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import UsageError
 from facetrain.files import require_absent
-from facetrain.plural import count_text
+from facetrain.text import count_text
 
 if TYPE_CHECKING:
     import numpy as np

@@ -25,9 +25,8 @@ from facetrain.cli.outputs import echo_line
 from facetrain.cli.progress_bar import progress_bar, progress_bars
 from facetrain.data.synthetic.options import SyntheticFaces
 from facetrain.errors import UsageError
-from facetrain.files import shell_path
-from facetrain.plural import count_text
 from facetrain.remote.address import is_remote, public
+from facetrain.text import count_text, shell_path
 
 
 @option_groups

@@ -18,8 +18,8 @@ from facetrain.cli.progress_bar import progress_bar
 from facetrain.data.images.header import MAX_PIXELS
 from facetrain.errors import UsageError
 from facetrain.files import unfinished
-from facetrain.plural import count_text, images_text
 from facetrain.telemetry.log import warn
+from facetrain.text import count_text, images_text
 
 if TYPE_CHECKING:
     from facetrain.data.tools.landmark_finder import LandmarkFinder

@@ -13,7 +13,7 @@ from facetrain.cli.options import Json, local_dataset
 from facetrain.cli.outputs import echo_line, require_sheet
 from facetrain.cli.progress_bar import progress_bar
 from facetrain.files import require_absent
-from facetrain.plural import count_text, images_text
+from facetrain.text import count_text, images_text
 
 if TYPE_CHECKING:
     from facetrain.data.dataset import FaceDataset

@@ -22,7 +22,7 @@ from facetrain.cli.outputs import echo_line, require_writable
 from facetrain.cli.progress_bar import progress_bar
 from facetrain.errors import UsageError
 from facetrain.files import require_absent
-from facetrain.plural import count_text
+from facetrain.text import count_text
 
 # None in the options: one that is given where it has no effect is refused.
 _IMAGE_SIZE, _COUNT, _SEED = 112, 6000, 0

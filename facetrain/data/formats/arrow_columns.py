@@ -13,7 +13,8 @@ import numpy as np
 
 from facetrain.data.formats.labels import number_identities, require_labels
 from facetrain.errors import DataError, missing_package
-from facetrain.files import error_reason, listed, parse_json, printable
+from facetrain.files import error_reason, parse_json
+from facetrain.text import listed, printable
 
 IMAGE_COLUMNS = ("image", "jpg", "jpeg", "png", "image_bytes", "bytes")
 LABEL_COLUMNS = ("label", "identity", "class", "cls", "id")

@@ -22,7 +22,8 @@ from facetrain.data.images.header import size_fault
 from facetrain.data.positional_file import PositionalFile
 from facetrain.data.skipped_files import SkippedFile
 from facetrain.errors import DataError, UnreadableError
-from facetrain.files import os_errors_as, printable
+from facetrain.files import os_errors_as
+from facetrain.text import printable
 
 _SHORT_COLUMNS = ("label", "file", "name_size")
 """Columns of int32; the others are int64."""

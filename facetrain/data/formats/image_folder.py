@@ -16,7 +16,8 @@ from facetrain.data.column_cache import Columns
 from facetrain.data.formats.base import CatalogDataset, Format
 from facetrain.data.images.header import IMAGE_SUFFIXES, size_fault
 from facetrain.errors import DataError, UnreadableError
-from facetrain.files import error_reason, open_regular, os_errors_as, printable
+from facetrain.files import error_reason, open_regular, os_errors_as
+from facetrain.text import printable
 
 _LOST_AND_FOUND = "lost+found"
 """Folder at the root of a disk, which only its administrator can read."""

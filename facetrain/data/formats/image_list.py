@@ -32,7 +32,8 @@ from facetrain.data.formats.image_folder import FileDataset
 from facetrain.data.formats.labels import number_identities, require_labels
 from facetrain.data.images.header import IMAGE_SUFFIXES, MAX_PIXELS
 from facetrain.errors import DataError
-from facetrain.files import error_reason, printable
+from facetrain.files import error_reason
+from facetrain.text import printable
 
 _BYTE_ORDER_MARK = "\ufeff"
 """First character of a text file that some programs of Windows write."""

@@ -31,7 +31,8 @@ from facetrain.data.formats.msgpack_list import Item, list_items
 from facetrain.distributed.process_lifetime import end_with_parent
 from facetrain.distributed.spawn import HelperContext
 from facetrain.errors import DataError, missing_package
-from facetrain.files import error_reason, os_errors_as, printable
+from facetrain.files import error_reason, os_errors_as
+from facetrain.text import printable
 
 _KEYS = b"__keys__"
 _DATA_FILE = "data.mdb"

@@ -24,7 +24,7 @@ from facetrain.data.object_blocks import ObjectPath
 from facetrain.data.positional_file import PositionalFile, open_stream
 from facetrain.data.skipped_files import SkippedFile
 from facetrain.errors import DataError, UnreadableError
-from facetrain.files import listed, printable
+from facetrain.text import listed, printable
 
 _CACHE_BYTES = 1 << 28
 """Decoded row groups in memory per process; one larger group stays alone."""

@@ -18,7 +18,8 @@ from facetrain.data.formats.record_index import build_catalog
 from facetrain.data.formats.record_names import RecordNames
 from facetrain.data.formats.recordio import RecordReader, decode_record
 from facetrain.errors import DataError, RecordError
-from facetrain.files import error_reason, listed, printable, read_regular_text
+from facetrain.files import error_reason, read_regular_text
+from facetrain.text import listed, printable
 
 _LEAST_BESIDE = 32
 """Bytes of a record beside its image: frame and header."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from facetrain.errors import DataError
-from facetrain.files import printable
+from facetrain.text import printable
 
 _OF_COUNT = re.compile(r"(?P<before>.*?)(?P<number>\d{5,})(?P<after>-of-(?P<count>\d{5,}).*)", re.ASCII)
 """train-00000-of-00003.parquet: the name has the number of shards."""

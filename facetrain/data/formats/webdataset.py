@@ -34,7 +34,8 @@ from facetrain.data.formats.shard_names import require_all_shards
 from facetrain.data.images.header import IMAGE_SUFFIXES
 from facetrain.data.positional_file import PositionalFile, open_stream
 from facetrain.errors import DataError
-from facetrain.files import error_reason, parse_json, printable, shell_path
+from facetrain.files import error_reason, parse_json
+from facetrain.text import printable, shell_path
 
 _LABEL_KEYS = ("label", "identity", "class", "cls")
 _NEGATIVE_NUMBER = re.compile(r"-\d+(\.0*)?", re.ASCII)

@@ -12,12 +12,13 @@ from facetrain.checkpoint.commit import CHECKPOINTS, complete_steps
 from facetrain.checkpoint.run_id import RUN_ID_FILE
 from facetrain.config.loading import CONFIG_FILE
 from facetrain.errors import RunError, UsageError
-from facetrain.files import os_errors_as, shell_path, write_fault
+from facetrain.files import os_errors_as, write_fault
 from facetrain.models.model_file import MODEL_FILE
 from facetrain.run.folder.environment import launchers_in
 from facetrain.run.folder.lease import Lease
 from facetrain.run.folder.lock import LOCK_FILE
 from facetrain.run.folder.run_state import FINISHED, read_state
+from facetrain.text import shell_path
 
 
 class ExistingRunError(UsageError):

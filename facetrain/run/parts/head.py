@@ -16,7 +16,6 @@ from facetrain.data.mixture import DatasetHead, MixtureDataset, images_per_epoch
 from facetrain.device.capability import multiplies_bfloat16
 from facetrain.distributed.world import World
 from facetrain.errors import ConfigError
-from facetrain.files import printable
 from facetrain.head.build import HeadRun, stage_of
 from facetrain.head.build import build_head as build_one
 from facetrain.head.head_group import Head, HeadGroup
@@ -25,6 +24,7 @@ from facetrain.head.settings import HeadSettings, MarginSettings
 from facetrain.own_parts import is_place
 from facetrain.run.folder.earlier import HEAD_ROWS, TEACHER_ROWS
 from facetrain.run.parts.step_schedule import StepSchedule
+from facetrain.text import printable
 
 # Numbers that derive the keys of the random centers and of the margins from config.seed; loader.py lists the others.
 _HEAD_STREAMS, _TEACHER_STREAMS = (5, 6), (8, 9)

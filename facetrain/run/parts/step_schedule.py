@@ -11,7 +11,7 @@ from typing import NamedTuple
 from facetrain.config.schema import Config
 from facetrain.errors import ConfigError, DataError
 from facetrain.head.settings import HeadSettings
-from facetrain.plural import count_text
+from facetrain.text import count_text
 
 DEFAULT_BATCH_SIZE = 128
 """Images per rank and micro-batch if the config gives no batch size."""

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from facetrain.checkpoint.commit import CHECKPOINTS, complete_steps
 from facetrain.errors import RunError, UsageError
-from facetrain.files import error_reason, os_errors_as, printable, write_atomically
+from facetrain.files import error_reason, os_errors_as, write_atomically
 from facetrain.pages.render import render
-from facetrain.plural import count_text
 from facetrain.run.folder.run_files import is_run
 from facetrain.run.folder.run_state import FAILED, FINISHED, RUNNING, STOPPED, RunState, read_state
 from facetrain.run.report.history import History, formatted, trained_loss_of
 from facetrain.telemetry.log import warn
+from facetrain.text import count_text, printable
 
 KINDS = {RUNNING: "none", FINISHED: "good", STOPPED: "warn", FAILED: "bad"}
 """State of a run -> kind of its verdict on a page."""

@@ -21,7 +21,6 @@ from facetrain.errors import ConfigError, ImageError, RunError, UsageError
 from facetrain.files import open_regular, os_errors_as, read_regular_text, write_atomically
 from facetrain.pages.figures import svg
 from facetrain.pages.render import jpeg_image, render
-from facetrain.plural import count_text
 from facetrain.run.folder.compatibility import differences
 from facetrain.run.folder.environment import recorded_environment
 from facetrain.run.folder.run_files import (
@@ -38,6 +37,7 @@ from facetrain.run.report.curves import PANELS, draw_curve, draw_range_test
 from facetrain.run.report.history import History, formatted, records_of, trained_loss_of
 from facetrain.run.report.list_runs import KINDS
 from facetrain.run.report.published_curve import published_curve_of
+from facetrain.text import count_text
 from facetrain.verify.output.hardest_pairs import VerifiedPairs, pair_groups
 
 _JPEG_QUALITY = 88

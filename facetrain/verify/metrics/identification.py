@@ -19,7 +19,7 @@ from functools import partial
 
 import numpy as np
 
-from facetrain.plural import count_text
+from facetrain.text import count_text
 from facetrain.verify.metrics import bootstrap
 from facetrain.verify.metrics.curve_metrics import tar_at_far, value_of
 from facetrain.verify.metrics.draws import DRAWS, Draws

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from facetrain.plural import count_text
+from facetrain.text import count_text
 
 FARS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 """False accept rates at which the true accept rate is reported: the six of InsightFace's IJB tables."""

@@ -12,8 +12,9 @@ from pydantic import BaseModel, ConfigDict
 
 from facetrain.data.images.decode import decode_rgb, encode_jpeg, resize_square
 from facetrain.errors import DataError
-from facetrain.files import printable, write_atomically
+from facetrain.files import write_atomically
 from facetrain.pages.render import jpeg_image
+from facetrain.text import printable
 from facetrain.verify.metrics.result import HardPair, Result
 from facetrain.verify.sets.ijb import IjbSet
 from facetrain.verify.sets.pair_set import PairSet

@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Iterator
 
-from facetrain.files import spreadsheet_text
+from facetrain.text import spreadsheet_text
 from facetrain.verify.metrics.result import MetricTable
 from facetrain.verify.model_results import ModelResults
 from facetrain.verify.output.formatting import format_p

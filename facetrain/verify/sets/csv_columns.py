@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.errors import DataError
-from facetrain.files import error_reason, listed
+from facetrain.files import error_reason
+from facetrain.text import listed
 
 _MAX_COLUMNS = 1000
 _ROWS_AT_ONCE = 1 << 14

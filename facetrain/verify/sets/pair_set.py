@@ -21,9 +21,9 @@ from facetrain.data.formats.bin_tables import groups_path, read_subjects
 from facetrain.data.formats.landmark_file import read_landmarks_beside
 from facetrain.embeddings.dense_ids import dense_ids
 from facetrain.errors import PairsError
-from facetrain.files import shell_path
 from facetrain.remote.address import is_remote
 from facetrain.remote.download import local_path
+from facetrain.text import shell_path
 from facetrain.verify.sets.known_subjects import known_subjects
 from facetrain.verify.sets.subjects import connected_subjects
 

@@ -19,8 +19,8 @@ import numpy as np
 from facetrain.data.formats.bin_tables import contradicting_pair
 from facetrain.embeddings.dense_ids import dense_ids
 from facetrain.errors import DataError
-from facetrain.files import listed
 from facetrain.telemetry.log import warn
+from facetrain.text import listed
 from facetrain.verify.sets.csv_columns import finite_numbers, read_columns
 
 _MAX_VALUES = 500
