@@ -1,4 +1,4 @@
-"""GPU driver of this machine, asked without torch: whether there is one, and whether torch fails to use its GPUs."""
+"""GPU driver of this machine, asked without torch: its GPUs, and whether torch fails to use them."""
 
 from __future__ import annotations
 
@@ -30,14 +30,25 @@ def gpu_failure() -> str:
     return "torch finds no GPU"
 
 
+def count_gpus() -> int:
+    """Return how many GPUs, or instances of MIG, the driver lets this process use; 0 for AMD's."""
+    return _asked_driver()[1]
+
+
 def _driver_has_gpus() -> bool:
     """Return whether the driver has a GPU that this process may use, or fails. False for AMD's."""
+    status, count = _asked_driver()
+    return count > 0 or status not in (_SUCCESS, _NO_DEVICE, _STUB_LIBRARY)
+
+
+def _asked_driver() -> tuple[int, int]:
+    """Return the status of NVIDIA's driver, and the number of its GPUs."""
     driver, count = _cuda_driver(), ctypes.c_int()
     if driver is None:
-        return False
+        return _NO_DEVICE, 0
     # The driver itself is never too old. It respects CUDA_VISIBLE_DEVICES.
     status = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
-    return count.value > 0 if status == _SUCCESS else status not in (_NO_DEVICE, _STUB_LIBRARY)
+    return status, count.value
 
 
 def _cuda_driver() -> ctypes.CDLL | None:

@@ -256,6 +256,19 @@ def test_the_script_needs_only_the_standard_library_to_list_its_jobs(tmp_path):
     assert names[0] == "rates" and names[-1].startswith("tests/gpu/test_")
 
 
+def test_gpus_that_are_hidden_are_not_counted(tmp_path):
+    # Like the real one, it lists all GPUs of the machine, whatever CUDA shows.
+    lister = tmp_path / "nvidia-smi"
+    lister.write_text("#!/bin/sh\nseq 8\n")
+    lister.chmod(0o755)
+    script = [ROOT / "scripts" / "gpu_session", "--all", "--only", "steps", "--list", "--out", tmp_path]
+    hidden = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, *script], capture_output=True, text=True, env=os.environ | hidden, check=True
+    )
+    assert {name.split()[1] for name in done.stdout.splitlines()} == {"1"}
+
+
 @pytest.mark.parametrize(
     ("errors", "fails"),
     [
