@@ -14,7 +14,9 @@ _ROUNDING = 5e-2
 """Error that rounding to 16 bits explains."""
 
 
-def self_test(device: str, precision: str, failures: list[str]) -> Rows:
+def self_test(
+    device: str, precision: str, embeddings: int, embedding_size: int, chunk: int, failures: list[str]
+) -> Rows:
     """Yield the verdict of the self-test with which a run decides whether it uses the kernels."""
     import torch
 
@@ -23,9 +25,8 @@ def self_test(device: str, precision: str, failures: list[str]) -> Rows:
 
     # Triton's interpreter, which a rehearsal uses, cuts float32 off to bfloat16 instead of rounding it.
     dtypes = {"bf16": torch.bfloat16 if device == "cuda" else torch.float16, "fp16": torch.float16}
-    # Eight GPUs with 128 images each; an interpreter computes fewer.
-    batch, chunk = (1024, 65536) if device == "cuda" else (137, 300)
-    reason = agree_on_kernels(torch.device(device), KernelWork(dtypes[precision], 512, batch, chunk))
+    work = KernelWork(dtypes[precision], embedding_size, embeddings, chunk)
+    reason = agree_on_kernels(torch.device(device), work)
     yield row(f"head, {precision}", "verdict", reason or "usable")
     if reason:
         failures.append(f"head, {precision}: {reason}")
