@@ -86,12 +86,14 @@ def compare_head(
 
 
 def run_test(device: str, test: str, failures: list[str]) -> Rows:
-    """Run a test function and yield its outcome."""
+    """Run a test function and yield its outcome, with the reason if it is skipped."""
     # -W default: warnings of packages that this machine happens to have are no errors.
-    options = ("-q", "-p", "no:cacheprovider", "-W", "default")
+    options = ("-q", "-rs", "-p", "no:cacheprovider", "-W", "default")
     command = [sys.executable, "-m", "pytest", test, *options]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    yield row(test, "outcome", done.stdout.strip().splitlines()[-1] if done.stdout.strip() else "no output")
+    *lines, last = done.stdout.strip().splitlines() or ["no output"]
+    reasons = {line.rpartition(": ")[2] for line in lines if line.startswith("SKIPPED")}
+    yield row(test, "outcome", ": ".join([last, *sorted(reasons)]))
     if done.returncode:
         failures.append(_end_of(done.stdout))
 

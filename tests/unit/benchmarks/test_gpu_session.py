@@ -200,6 +200,14 @@ def test_a_rehearsal_has_more_time_than_a_gpu():
     assert on_gpu.limit == 3 * on_gpu.seconds and on_cpu.limit >= 300
 
 
+def test_a_test_that_is_skipped_says_why(monkeypatch):
+    output = "s\nSKIPPED [2] tests/gpu/test_head.py:30: needs a CUDA device\n2 skipped in 1.0s\n"
+    done = SimpleNamespace(returncode=0, stdout=output)
+    monkeypatch.setattr("benchmarks.gpu_session.oracles.subprocess.run", lambda *args, **options: done)
+    (row,) = oracles.run_test("cpu", "tests/gpu/test_head.py::test_x", [])
+    assert row["measured"] == "2 skipped in 1.0s: needs a CUDA device"
+
+
 def test_jobs_for_more_gpus_than_there_are_do_not_appear():
     def gpus_of(gpus):
         jobs = list_jobs(ROOT, gpus=gpus, everything=True)
