@@ -10,7 +10,6 @@ import typer
 
 from facetrain.cli.options import Json, OptionalConfig, Set
 from facetrain.cli.usual_settings import UsualSettings
-from facetrain.run.request import TrainRequest
 from facetrain.text import count_text
 
 _COLORS = {"ok": "green", "warning": "yellow", "failure": "red"}
@@ -35,6 +34,7 @@ def doctor(config: OptionalConfig = None, data: Data = None, set_: Set = None, a
     from facetrain.doctor.examine import examine
     from facetrain.errors import UsageError
     from facetrain.run.asked_config import asked_config
+    from facetrain.run.request import TrainRequest
 
     if set_ and not (config or data):
         raise UsageError("--set needs a config to check; give one with --config, or a dataset with --data")

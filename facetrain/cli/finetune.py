@@ -14,12 +14,12 @@ from facetrain.cli.data.dataset_options import FaceLandmarks
 from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import Set, download, local_file, local_set
 from facetrain.cli.outputs import echo_line, require_existing
-from facetrain.run.request import TrainRequest
 from facetrain.signals import exit_on_signals
 from facetrain.text import shell_path
 
 if TYPE_CHECKING:
     from facetrain.config.schema import Config
+    from facetrain.run.request import TrainRequest
 
 
 @option_groups
@@ -108,6 +108,7 @@ def _saying_how_to_continue(output: Path) -> Iterator[None]:
 
 def _request(config: Config, run_dir: Path, *, resume: bool) -> TrainRequest:
     from facetrain.config.loading import plain_config
+    from facetrain.run.request import TrainRequest
 
     return TrainRequest(
         config=plain_config(config),

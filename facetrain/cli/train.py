@@ -7,7 +7,7 @@ import sys
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,7 +16,9 @@ from facetrain.cli.options import CONFIG_FLAGS, Json, RunDir, Set, find_run
 from facetrain.cli.outputs import echo_line, require_existing, require_writable
 from facetrain.cli.usual_settings import UsualSettings
 from facetrain.errors import FacetrainError, UsageError
-from facetrain.run.request import TrainRequest
+
+if TYPE_CHECKING:
+    from facetrain.run.request import TrainRequest
 
 Processes = Annotated[
     str, typer.Option(metavar="N|auto", help="Processes on this host. auto: one per GPU, or one on CPU.")
@@ -92,6 +94,8 @@ def train(
     ] = False,
 ) -> None:
     """Train a backbone and its head as a config describes."""
+    from facetrain.run.request import TrainRequest
+
     if config is None and settings.data is None:
         raise UsageError(
             "facetrain train: give --config FILE, --preset NAME or --data DATASET; `facetrain config list` lists the "
@@ -131,6 +135,8 @@ def resume(
     profile: Profile = False,
 ) -> None:
     """Continue a run from a checkpoint, on any number of processes."""
+    from facetrain.run.request import TrainRequest
+
     request = TrainRequest(
         command="resume",
         overrides=tuple(set_ or ()),

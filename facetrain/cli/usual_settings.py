@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 import typer
 
 from facetrain.errors import UsageError
-from facetrain.run.request import as_override, dataset_overrides
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,8 @@ class UsualSettings:
         Raises:
             UsageError: a number is none.
         """
+        from facetrain.run.request import as_override, dataset_overrides
+
         batch, lr = _number("--batch", self.batch, int, "auto"), _number("--lr", self.lr, float, "find")
         given = {"train.epochs": self.epochs, "train.batch_size": batch, "optim.lr": lr}
         values: dict[str, object] = {key: value for key, value in given.items() if value is not None}

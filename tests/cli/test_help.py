@@ -12,7 +12,7 @@ from tests.support.command import output_of
 PROGRAM = typer.main.get_command(app)
 
 
-LARGE = {"torch", "cv2", "matplotlib", "sklearn"}
+LARGE = {"torch", "cv2", "matplotlib", "sklearn", "facetrain.config.schema"}
 
 
 @pytest.mark.parametrize(
