@@ -41,7 +41,7 @@ def test_a_run_says_what_has_changed_around_it_in_one_line(before, line):
 
 
 def test_what_was_not_recorded_has_not_changed():
-    assert environment_changes({}, NOW) == environment_changes(NOW, NOW) == []
-    assert environment_changes({"packages": 1}, NOW) == []
+    for before in ({}, NOW, {"packages": 1}):
+        assert not list(environment_changes(before, NOW))
     (line,) = environment_changes({"device": "cpu"}, NOW)
     assert line.startswith("the run computed on cpu before, and does on cuda H100 with kernels")
