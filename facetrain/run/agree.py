@@ -16,6 +16,7 @@ from typing import Any
 
 from facetrain.checkpoint.commit import CHECKPOINTS
 from facetrain.checkpoint.load import Checkpoint
+from facetrain.checkpoint.mirror import Mirror
 from facetrain.config.loading import CONFIG_FILE
 from facetrain.config.own_code import allow_code_of, require_code_allowed
 from facetrain.config.paths import with_absolute_paths
@@ -25,18 +26,18 @@ from facetrain.distributed.ranks import Ranks
 from facetrain.errors import DataError, UsageError
 from facetrain.remote.address import is_remote
 from facetrain.remote.download import pinned
-from facetrain.run.asked_config import asked_config
+from facetrain.run.asked_config import AskedConfig, asked_config
 from facetrain.run.folder.claim import FolderClaim, existing_run, has_checkpoints, require_replaceable
 from facetrain.run.folder.compatibility import differences
 from facetrain.run.folder.data_digests import describe_difference, digest_inputs, digest_weights
 from facetrain.run.folder.earlier import clean_up, leave_after
 from facetrain.run.folder.environment import software_of_host
-from facetrain.run.folder.hosts import Hosts, hosts_of, owns_folder
+from facetrain.run.folder.hosts import Hosts, owns_folder
 from facetrain.run.folder.lease import Lease
-from facetrain.run.parts.open_data import open_data
+from facetrain.run.parts.open_data import RunData, open_data
 from facetrain.run.parts.step_schedule import StepSchedule, schedule_steps
 from facetrain.run.request import FOLDER_TERM, TrainRequest
-from facetrain.run.resolve import Claim, Claimed, Inputs, claim_run, digest_text, open_mirror, resolve
+from facetrain.run.resolve import Claim, claim_run, digest_text, open_mirror, resolve
 from facetrain.run.run_plan import RunPlan
 from facetrain.telemetry.log import warn
 
@@ -48,7 +49,7 @@ class Agreed:
     plan: RunPlan
     config: Config
     """Config of the plan, with the absolute paths of this host."""
-    inputs: Inputs
+    data: RunData
     hosts: Hosts
     checkpoint: Checkpoint | None
     schedule: StepSchedule
@@ -60,6 +61,11 @@ class Agreed:
         """Run folder."""
         return Path(self.plan.folder)
 
+    @property
+    def mirror(self) -> Mirror | None:
+        """Copy of the run in an object store, if there is one."""
+        return open_mirror(self.config, self.folder)
+
 
 def agree(ranks: Ranks, request: TrainRequest, lease: Lease, pin: Callable[[str], str] = pinned) -> Agreed:
     """Let the leader resolve a request, and compare its plan on all hosts. All ranks call it together.
@@ -70,21 +76,22 @@ def agree(ranks: Ranks, request: TrainRequest, lease: Lease, pin: Callable[[str]
         RunError: a file cannot be read or written.
     """
     launchers = sorted({name for name in ranks.gather(ranks.launcher_id) if name})
-    on_leader = list[Any]()  # what only the leader has: the claim, then its inputs
+    on_leader = list[Any]()  # what only the leader has: the config that it is asked for, then its data
 
     def decide_where() -> dict[str, Any]:
-        on_leader.append(claim_run(request, ranks, launchers, lease))
-        return on_leader[0].claim.model_dump()
+        claim, asked = claim_run(request, ranks, launchers, lease)
+        on_leader.append(asked)
+        return claim.model_dump()
 
     claim = Claim.model_validate(ranks.decide(decide_where))
     ranks.goes_on, ranks.has_trained = claim.goes_on, claim.has_trained
     hosts, restarted = _compare_commands(ranks, request, claim, launchers, lease)
 
     def decide_what() -> dict[str, Any]:
-        claimed: Claimed = on_leader[0]
+        asked: AskedConfig = on_leader[0]
         with ranks.outages(DataError):
-            plan, inputs = resolve(request, claimed, ranks, hosts, restarted=restarted, pin=pin)
-        on_leader.append(inputs)
+            plan, data = resolve(request, claim, asked, ranks, hosts, restarted=restarted, pin=pin)
+        on_leader.append(data)
         return plan.model_dump(mode="json", by_alias=True)
 
     plan = RunPlan.model_validate(ranks.decide(decide_what))
@@ -95,15 +102,15 @@ def agree(ranks: Ranks, request: TrainRequest, lease: Lease, pin: Callable[[str]
             allow_code_of(plan.config)
         require_code_allowed(plan.config, f"{plan.folder}/{CONFIG_FILE}")
         with ranks.outages(DataError):
-            inputs = on_leader[1] if ranks.is_leader else _compare_inputs(ranks, plan, config)
+            data = on_leader[1] if ranks.is_leader else _compare_data(ranks, plan, config)
     with ranks.failing_together():
         _bring_disk_to(plan, config, ranks, hosts)
     checkpoint = None
     with ranks.failing_together():
         if plan.step is not None:
             checkpoint = _open_checkpoint(plan, plan.step)
-    schedule = schedule_steps(config, epoch_size(inputs.source), ranks.size)
-    return Agreed(plan, config, inputs, hosts, checkpoint, schedule, tuple(launchers))
+    schedule = schedule_steps(config, epoch_size(data.source), ranks.size)
+    return Agreed(plan, config, data, hosts, checkpoint, schedule, tuple(launchers))
 
 
 def _compare_commands(
@@ -133,8 +140,8 @@ def _compare_commands(
                 folders.named(folder, may_exist=True)
     restarted = owns and folders.is_restart(folder)
     reports = ranks.gather([owns, restarted])
-    hosts = hosts_of(ranks, [each for each, _ in reports])
-    return hosts, any(each for _, each in reports)
+    owners = sum(each for each, _ in reports)
+    return Hosts(owns, are_separate=owners > 1), any(each for _, each in reports)
 
 
 def _compare_versions(ranks: Ranks, expected: dict[str, str]) -> None:
@@ -182,12 +189,12 @@ def _require_equal(
         )
 
 
-def _compare_inputs(ranks: Ranks, plan: RunPlan, config: Config) -> Inputs:
+def _compare_data(ranks: Ranks, plan: RunPlan, config: Config) -> RunData:
     """Open on this rank what the run reads, and compare it with what the leader has."""
-    inputs = Inputs(*open_data(config))
+    data = open_data(config)
     if not ranks.speaks_for_host:  # the first rank of its host reads the same files
-        return inputs
-    own = digest_inputs(config, inputs.source, inputs.sets)
+        return data
+    own = digest_inputs(config, data.source, data.sets)
     for name, expected in plan.inputs.items():
         if own[name] == expected:
             continue
@@ -195,7 +202,7 @@ def _compare_inputs(ranks: Ranks, plan: RunPlan, config: Config) -> Inputs:
         place = str(_value(config, key))
         if name == "sets":
             place = ", ".join(
-                str(each.path) for each in inputs.sets if own[name][each.name] != expected.get(each.name)
+                str(each.path) for each in data.sets if own[name][each.name] != expected.get(each.name)
             )
         raise UsageError(
             f"{place} ({key}): other {words} than rank 0 on {ranks.place(0)} has; copy them to all hosts"
@@ -206,7 +213,7 @@ def _compare_inputs(ranks: Ranks, plan: RunPlan, config: Config) -> Inputs:
                 f"{_value(config, key)} ({key}): another file than rank 0 on {ranks.place(0)} has; copy the same to "
                 "all hosts"
             )
-    return inputs
+    return data
 
 
 def _bring_disk_to(plan: RunPlan, config: Config, ranks: Ranks, hosts: Hosts) -> None:
@@ -216,7 +223,8 @@ def _bring_disk_to(plan: RunPlan, config: Config, ranks: Ranks, hosts: Hosts) ->
         UsageError: a new run is to begin in a folder that has checkpoints, or other files that it must not replace.
         CheckpointError: the checkpoint cannot be downloaded.
     """
-    folder, mirror = Path(plan.folder), open_mirror(config, Path(plan.folder))
+    folder = Path(plan.folder)
+    mirror = open_mirror(config, folder)
     if not hosts.is_owner:
         return
     if not ranks.is_leader:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from torch import nn
 
-from facetrain.checkpoint.mirror import Mirror
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.images.augment import Augment
@@ -33,14 +31,11 @@ from facetrain.run.folder.environment import (
     environment_changes,
     recorded_environment,
 )
-from facetrain.run.folder.hosts import Hosts
 from facetrain.run.folder.run_files import LOG_FILE, write_run_files
 from facetrain.run.outputs import open_sinks
 from facetrain.run.parts.loader import build_augment, count_workers
 from facetrain.run.parts.state import build_state, check_precision, read_identities
 from facetrain.run.parts.step_schedule import StepSchedule
-from facetrain.run.resolve import open_mirror
-from facetrain.run.run_plan import RunPlan
 from facetrain.run.start_checks import check_start
 from facetrain.telemetry.log import LogFile, log_to, stop_logging, warn
 from facetrain.telemetry.sink import Sinks
@@ -50,16 +45,9 @@ from facetrain.verify.sets.pair_set import PairSet
 
 
 @dataclass(frozen=True)
-class Parts:
-    """Parts of a run that this rank has built after its plan. Its log and its sinks are open."""
+class Parts(Agreed):
+    """What was agreed on a run, and the parts that this rank has built after it. Its log and its sinks are open."""
 
-    plan: RunPlan
-    config: Config
-    """Config of the plan, with absolute paths."""
-    hosts: Hosts
-    source: FaceDataset
-    sets: list[PairSet]
-    schedule: StepSchedule
     state: TrainState
     network: nn.Module
     """Network for training steps, in DDP if there are several ranks."""
@@ -72,11 +60,6 @@ class Parts:
     """Raises an error if another process writes the run folder; only on the leader."""
     began_at: float
     """Start of the command, by time.perf_counter."""
-
-    @property
-    def folder(self) -> Path:
-        """Run folder."""
-        return Path(self.plan.folder)
 
     @property
     def world(self) -> World:
@@ -92,11 +75,6 @@ class Parts:
     def workers(self) -> int:
         """Reading processes of this rank."""
         return count_workers(self.config, self.world)
-
-    @cached_property
-    def mirror(self) -> Mirror | None:
-        """Copy of the run in an object store, if there is one."""
-        return open_mirror(self.config, self.folder)
 
     @property
     def early_end(self) -> str:
@@ -122,28 +100,23 @@ def build(agreed: Agreed, world: World, check_lock: Callable[[], None], began_at
         UsageError: a part cannot be built as the config says, or does not fit the data.
         RunError: the run folder cannot be written, or the checkpoint is damaged.
     """
-    plan, inputs, checkpoint = agreed.plan, agreed.inputs, agreed.checkpoint
+    checkpoint, data = agreed.checkpoint, agreed.data
     config = agreed.config if checkpoint is None else _without_init_from(agreed.config)
     with fail_together(world):
         check_precision(config, world)
         augment = build_augment(config)
-    state, network = build_network(config, world, inputs.source, agreed.schedule, agreed.folder)
+    state, network = build_network(config, world, data.source, agreed.schedule, agreed.folder)
     with fail_together(world):
         if checkpoint is not None:
             with _mirror_named(config):
                 state.restore(checkpoint)
         # After the restore, which knows what the last verification has measured.
-        _check_named_metrics(config, inputs.sets, state)
+        _check_named_metrics(config, data.sets, state)
     # After every rank has restored its part: if the checkpoint is damaged, or the config does not fit it, the folder
     # must remain unchanged.
     sinks, log = _begin_in_folder(agreed, config, state)
     return Parts(
-        plan=plan,
-        config=agreed.config,
-        hosts=agreed.hosts,
-        source=inputs.source,
-        sets=inputs.sets,
-        schedule=agreed.schedule,
+        **vars(agreed),
         state=state,
         network=network,
         augment=augment,
@@ -176,7 +149,7 @@ def _begin_in_folder(agreed: Agreed, config: Config, state: TrainState) -> tuple
         with fail_together(world):
             if world.is_leader:
                 left = agreed.schedule.total_steps - state.step
-                warnings += check_start(config, agreed.folder, agreed.inputs.source, state, left)
+                warnings += check_start(config, agreed.folder, agreed.data.source, state, left)
                 # Before the folder is written: a sink may refuse the run.
                 sinks = open_sinks(agreed.config, agreed.folder, agreed.plan.run_id, agreed.plan.step)
                 warnings += sinks.faults if sinks else []
@@ -237,13 +210,12 @@ def _open_folder(agreed: Agreed, state: TrainState) -> list[str]:
     environment = describe_environment(folder, world, plan.command_line, agreed.launchers)
     environment["execution"] = state.describe_execution()
     environment["kernels"] = any(part.head.uses_kernels for part in head_parts(state.head))
-    differences = []
+    differences = list[str]()
     if checkpoint is not None:
         differences += environment_changes(recorded_environment(folder), environment)
         differences += _leave_later_checkpoints(folder, checkpoint.step)
         differences += describe_batch_change(checkpoint, agreed.config, agreed.schedule, world.size)
-        mirror = open_mirror(agreed.config, folder)
-        if mirror and world.is_leader:
+        if world.is_leader and (mirror := agreed.mirror):
             # First: a process that still trains this run elsewhere must upload no more.
             mirror.claim(plan.run_id)
             mirror.leave_after(checkpoint.step)

@@ -33,7 +33,7 @@ def with_fitting_batch(
     """
     keeps_lr = "lr" in agreed.plan.open_choices or is_set(agreed.plan.set_keys, "optim.lr")
     with failing_alike(world):
-        values, line = fit_batch(agreed.config, world, agreed.inputs.source, keeps_lr)
+        values, line = fit_batch(agreed.config, world, agreed.data.source, keeps_lr)
     return request.with_chosen("batch", values, line)
 
 
@@ -43,7 +43,7 @@ def find_rate(agreed: Agreed, world: World) -> RangeTest:
     Raises:
         ConfigError: no rate can be chosen.
     """
-    config, source, schedule = agreed.config, agreed.inputs.source, agreed.schedule
+    config, source, schedule = agreed.config, agreed.data.source, agreed.schedule
     first = schedule.stages[0]
     if world.is_leader:
         print("--lr find: training with a growing learning rate, at most 100 steps", flush=True)

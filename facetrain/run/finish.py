@@ -14,14 +14,12 @@ from facetrain.errors import DivergedError, FacetrainError
 from facetrain.run.agree import Agreed
 from facetrain.run.folder.run_state import record_end
 from facetrain.run.open_run import Run
-from facetrain.run.resolve import open_mirror
 from facetrain.run.results import write_divergence, write_results, write_skipped_images
 from facetrain.run.summary import end_key, print_lines
 from facetrain.run.uploading import (
     leave_uploads,
     open_uploads,
     remove_uploaded,
-    saved_checkpoint,
     upload_rest,
     uploads_rest,
 )
@@ -53,13 +51,12 @@ def end_again(agreed: Agreed, world: World) -> int:
 
 def _upload_again(agreed: Agreed, checkpoint: Checkpoint, world: World) -> int:
     """Upload what the mirror lacks; return the signal that ends the wait, or 0. Collective."""
-    mirror = open_mirror(agreed.config, agreed.folder)
+    mirror = agreed.mirror
     if mirror is None:
         return 0
-    uploads = open_uploads(agreed.config, agreed.folder, mirror, lambda: True)
-    last = saved_checkpoint(agreed.folder, checkpoint.step, world, agreed.hosts)
+    uploads = open_uploads(agreed, mirror, lambda: True)
     with StopRequest() as stop_request:
-        return upload_rest(uploads, last, agreed.folder, stop_request, world)
+        return upload_rest(agreed, checkpoint.step, uploads, stop_request, world)
 
 
 def keep_what_is_saved(run: Run, error: FacetrainError) -> None:
@@ -103,8 +100,7 @@ def _upload_results(run: Run, uploads: Uploads) -> int:
     run.outputs.report(
         f"uploading the last checkpoint and the results; Ctrl-C leaves, and {uploads_rest(parts.folder)}"
     )
-    last = saved_checkpoint(parts.folder, run.state.step, parts.world, parts.hosts)
-    ended_by = upload_rest(uploads, last, parts.folder, run.stop_request, parts.world)
+    ended_by = upload_rest(parts, run.state.step, uploads, run.stop_request, parts.world)
     if parts.hosts.is_owner and not ended_by:
         remove_uploaded(parts.config, parts.folder)
     return ended_by

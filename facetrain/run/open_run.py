@@ -70,7 +70,7 @@ def open_run(parts: Parts, page: LiveReport | None) -> Run:
             report_start(parts, outputs)
         # The loader first: its processes read the first images while the rest is built and the network is verified.
         loader = build_loader(
-            config, parts.world, parts.source, schedule, workers=parts.workers, start_step=first_step
+            config, parts.world, parts.data.source, schedule, workers=parts.workers, start_step=first_step
         )
         opened.callback(loader.close)
         step = TrainStep(
@@ -103,7 +103,7 @@ def open_run(parts: Parts, page: LiveReport | None) -> Run:
 
 def _evaluation(parts: Parts, outputs: RunOutputs, stop_request: StopRequest) -> Evaluation:
     verifier = Verifier(
-        parts.sets,
+        parts.data.sets,
         partial(
             ImageEmbedder,
             image_size=parts.config.data.image_size,
@@ -124,7 +124,7 @@ def _evaluation(parts: Parts, outputs: RunOutputs, stop_request: StopRequest) ->
 
 
 def _checkpointing(parts: Parts, outputs: RunOutputs) -> Checkpointing:
-    config, step = parts.config, parts.state.step
+    config = parts.config
 
     def sync_run() -> None:
         # A checkpoint is complete once the outputs until its step are on the disk, too.
@@ -134,12 +134,10 @@ def _checkpointing(parts: Parts, outputs: RunOutputs) -> Checkpointing:
             sync_folder(parts.folder)  # the names of these files, which are new in a new run
 
     uploads = None
-    if parts.mirror:
-        uploads = open_uploads(
-            config, parts.folder, parts.mirror, lambda: parts.has_ended, has_claimed=parts.plan.resumes
-        )
+    if mirror := parts.mirror:
+        uploads = open_uploads(parts, mirror, lambda: parts.has_ended, has_claimed=parts.plan.resumes)
         if parts.plan.resumes:  # its upload may have been interrupted
-            uploads.add(saved_checkpoint(parts.folder, step, parts.world, parts.hosts))
+            uploads.add(saved_checkpoint(parts, parts.state.step, is_leader=parts.is_leader))
     writer = CheckpointWriter(
         parts.folder / CHECKPOINTS,
         keep=config.checkpoint.keep,

@@ -38,11 +38,11 @@ def _opening_line(parts: Parts) -> str:
     batches = sorted({stage.global_batch_size for stage in schedule.stages})
     sizes = f"{batches[0]:,}" + (f" to {batches[-1]:,}" if len(batches) > 1 else "")
     return (
-        f"{parts.folder}: {images_text(parts.source.num_images, parts.source.num_classes)}; "
+        f"{parts.folder}: {images_text(parts.data.source.num_images, parts.data.source.num_classes)}; "
         f"{config.model.backbone}{_remark(parts)}, {config.head.margin.type}; "
         f"{count_text(schedule.total_steps, 'step')} of {sizes} images "
         f"on {world.size} × {world.device.type} in {trained}"
-        + (f", verified in {verified}" if parts.sets and verified != trained else "")
+        + (f", verified in {verified}" if parts.data.sets and verified != trained else "")
         + f"; {parts.state.describe_execution()}"
         + (f"; resuming from step {step:,}" if step else "")
     )
@@ -67,7 +67,7 @@ def _report_config_changes(parts: Parts, outputs: RunOutputs) -> None:
 
 def report_skipped_files(parts: Parts, print_message: Callable[[str], None]) -> None:
     """Print the counts of the files of the dataset that are not images of it, and list them in the run folder."""
-    skipped = skipped_files(parts.source)
+    skipped = skipped_files(parts.data.source)
     if skipped:
         path = parts.folder / LEFT_OUT_FILE
         write_atomically(path, skipped_table(skipped))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,15 +41,14 @@ from facetrain.run.folder.earlier import clean_up
 from facetrain.run.folder.environment import software_of_host
 from facetrain.run.folder.hosts import Hosts
 from facetrain.run.folder.lease import Lease
-from facetrain.run.folder.starting_point import StartingPoint, find_starting_point
+from facetrain.run.folder.starting_point import find_starting_point
 from facetrain.run.lr_range_test import require_steps_of_test
-from facetrain.run.parts.open_data import open_data
+from facetrain.run.parts.open_data import RunData, open_data
 from facetrain.run.parts.step_schedule import StepSchedule, schedule_steps
 from facetrain.run.request import CHOSEN_KEYS, TrainRequest
 from facetrain.run.run_plan import RunPlan
 from facetrain.run.suited_settings import Suited, chosen_for, gather_facts, keys_to_choose
 from facetrain.training.early_stop import EarlyStop
-from facetrain.verify.sets.pair_set import PairSet
 
 
 class Claim(BaseModel, frozen=True):
@@ -73,30 +71,10 @@ class Claim(BaseModel, frozen=True):
     """Address in which hosts that share no folder keep the run."""
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """Dataset and verification sets of a run, opened on this rank."""
-
-    source: FaceDataset
-    sets: list[PairSet]
-
-
-@dataclass(frozen=True)
-class Claimed:
-    """A claim, with what only the leader needs."""
-
-    claim: Claim
-    asked: AskedConfig
-    folders: FolderClaim
-
-    @property
-    def folder(self) -> Path:
-        """Run folder."""
-        return Path(self.claim.folder)
-
-
-def claim_run(request: TrainRequest, ranks: Ranks, launchers: Sequence[str], lease: Lease) -> Claimed:
-    """Find or create the folder of the run and lock it. For the leader only.
+def claim_run(
+    request: TrainRequest, ranks: Ranks, launchers: Sequence[str], lease: Lease
+) -> tuple[Claim, AskedConfig]:
+    """Find or create the folder of the run and lock it; return the claim and the config. For the leader only.
 
     Raises:
         UsageError: the request cannot be met: the config, the folder, another process that writes the run.
@@ -112,28 +90,30 @@ def claim_run(request: TrainRequest, ranks: Ranks, launchers: Sequence[str], lea
     lease.lock(folder, launchers)
     # Before a checkpoint is chosen: a save that a kill has interrupted between two renames is completed first.
     clean_up(folder)
+    goes_on = folders.was_used(folder)
     claim = Claim(
         terms=request.terms,
         folder=str(folder),
         token=lease.token,
         given=asked.given,
         versions=software_of_host() if ranks.spans_hosts else {},
-        goes_on=folders.was_used(folder),
-        has_trained=folders.was_used(folder) or has_checkpoints(folder),
+        goes_on=goes_on,
+        has_trained=goes_on or has_checkpoints(folder),
         mirror=asked.config.checkpoint.mirror,
     )
-    return Claimed(claim, asked, folders)
+    return claim, asked
 
 
 def resolve(
     request: TrainRequest,
-    claimed: Claimed,
+    claim: Claim,
+    asked: AskedConfig,
     ranks: Ranks,
     hosts: Hosts,
     *,
     restarted: bool,
     pin: Callable[[str], str],
-) -> tuple[RunPlan, Inputs]:
+) -> tuple[RunPlan, RunData]:
     """Decide what the run is; return the plan, and what it reads. For the leader only. Nothing is written.
 
     `restarted` says whether this job has been started again, and a host has checkpoints of it. `pin` downloads an
@@ -143,23 +123,26 @@ def resolve(
         UsageError: the config, the data or a verification set cannot be used, or does not fit the checkpoint.
         CheckpointError: there is no such checkpoint, or it cannot be read.
     """
-    config, folder = claimed.asked.config, claimed.folder
+    config, folder = asked.config, Path(claim.folder)
     mirror, start = open_mirror(config, folder), None
     if request.command == "resume" or restarted or request.resume_existing:
-        start = _starting_point(request, claimed, mirror, hosts)
+        # After a restart, the run has newer checkpoints than the one that the command asks for.
+        step = None if claim.goes_on else request.checkpoint
+        is_new = request.command == "train"
+        start = find_starting_point(folder, mirror, hosts, step=step, may_be_new=is_new)
     checkpoint = start.checkpoint if start else None
     if checkpoint:
-        config = _with_recorded_choices(config, checkpoint, request, claimed.asked.set_keys)
+        config = _with_recorded_choices(config, checkpoint, request, asked.set_keys)
     config = with_paths_of_sets(with_downloads(config, pin, has_weights=checkpoint is not None))
-    inputs, suited = Inputs(*open_data(with_absolute_paths(config))), list[Suited]()
+    data, suited = open_data(with_absolute_paths(config)), list[Suited]()
     if request.has_data_alone and not checkpoint:
         if config.train.deterministic:
             fix_cublas_workspace()  # the facts about a GPU start CUDA
-        facts = gather_facts(config, inputs.source, ranks.size)
-        suited = chosen_for(config, facts, claimed.asked.set_keys)
+        facts = gather_facts(config, data.source, ranks.size)
+        suited = chosen_for(config, facts, asked.set_keys)
         config = with_values(config, {each.key: each.value for each in suited}, "the chosen settings")
     here = with_absolute_paths(config)
-    schedule = schedule_steps(config, epoch_size(inputs.source), ranks.size)
+    schedule = schedule_steps(config, epoch_size(data.source), ranks.size)
     if not checkpoint:
         _require_known_expectations(config, schedule)
     if not checkpoint and "lr" in request.choose:
@@ -174,12 +157,12 @@ def resolve(
         run_id=_run_id(folder, checkpoint),
         is_fetched=bool(start and start.is_fetched),
         restarted=restarted,
-        inputs=digest_inputs(here, inputs.source, inputs.sets),
+        inputs=digest_inputs(here, data.source, data.sets),
         # Of several hosts only: one host has one file.
         weights=digest_weights(here) if ranks.spans_hosts and not checkpoint else {},
-        set_keys=claimed.asked.set_keys,
+        set_keys=asked.set_keys,
         open_choices=() if checkpoint else request.choose,
-        chosen=(*claimed.asked.remarks, *map(str, suited), *request.chosen),
+        chosen=(*asked.remarks, *map(str, suited), *request.chosen),
         profile=request.profile,
         open_page=request.open_page,
         is_part=request.is_part,
@@ -188,17 +171,8 @@ def resolve(
     if mirror:
         mirror.check_run(plan.run_id)
     if checkpoint:
-        plan = _continued(plan, checkpoint, here, schedule, inputs.source)
-    return plan, inputs
-
-
-def _starting_point(
-    request: TrainRequest, claimed: Claimed, mirror: Mirror | None, hosts: Hosts
-) -> StartingPoint | None:
-    # After a restart, the run has newer checkpoints than the one that the command asks for.
-    step = None if claimed.folders.was_used(claimed.folder) else request.checkpoint
-    is_new = request.command == "train"
-    return find_starting_point(claimed.folder, mirror, hosts, step=step, may_be_new=is_new)
+        plan = _continued(plan, checkpoint, here, schedule, data.source)
+    return plan, data
 
 
 def _continued(

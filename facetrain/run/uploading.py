@@ -20,42 +20,37 @@ from facetrain.distributed.grace_period import grace_s
 from facetrain.distributed.stop_request import Stopped, StopRequest
 from facetrain.distributed.world import World
 from facetrain.errors import RunError
-from facetrain.run.folder.hosts import Hosts
+from facetrain.run.agree import Agreed
 from facetrain.run.folder.lock import LOCK_FILE
 from facetrain.telemetry.log import warn
 from facetrain.text import shell_path
 
 
 def open_uploads(
-    config: Config,
-    folder: Path,
-    mirror: Mirror,
-    has_ended: Callable[[], bool],
-    *,
-    has_claimed: bool = False,
+    run: Agreed, mirror: Mirror, has_ended: Callable[[], bool], *, has_claimed: bool = False
 ) -> Uploads:
     """Return the uploads of a run; its models are uploaded when it has ended. `has_claimed` as in `Uploads`."""
     return Uploads(
         mirror,
-        folder / CHECKPOINTS,
-        keep=config.checkpoint.keep,
-        best_metric=config.checkpoint.best_metric,
-        run_files=partial(_files_to_upload, folder, has_ended),
+        run.folder / CHECKPOINTS,
+        keep=run.config.checkpoint.keep,
+        best_metric=run.config.checkpoint.best_metric,
+        run_files=partial(_files_to_upload, run.folder, has_ended),
         has_claimed=has_claimed,
     )
 
 
-def saved_checkpoint(folder: Path, step: int, world: World, hosts: Hosts) -> SaveOutcome:
+def saved_checkpoint(run: Agreed, step: int, *, is_leader: bool) -> SaveOutcome:
     """Return the checkpoint of a step, as a save whose files are those on this disk."""
-    if not hosts.is_owner:
+    if not run.hosts.is_owner:
         return SaveOutcome(step)
-    place = step_folder(folder / CHECKPOINTS, step)
+    place = step_folder(run.folder / CHECKPOINTS, step)
     manifest = read_manifest(place)
     files = tuple(entry for entry in manifest.files if (place / entry.name).exists())
-    return SaveOutcome(step, files=files, manifest=manifest if world.is_leader else None)
+    return SaveOutcome(step, files=files, manifest=manifest if is_leader else None)
 
 
-def upload_rest(uploads: Uploads, last: SaveOutcome, folder: Path, request: StopRequest, world: World) -> int:
+def upload_rest(run: Agreed, step: int, uploads: Uploads, request: StopRequest, world: World) -> int:
     """Upload the last checkpoint and the results of a run that has ended; return the signal that ends the wait, or 0.
 
     Collective.
@@ -63,16 +58,17 @@ def upload_rest(uploads: Uploads, last: SaveOutcome, folder: Path, request: Stop
     Raises:
         RunError: they are not in the mirror.
     """
+    last = saved_checkpoint(run, step, is_leader=world.is_leader)
     try:
         uploads.add(last)
         failure = uploads.finish(check_stop=request.raise_if_requested)
     except Stopped:
         number = request.ask()()
-        _warn(folder, f"{signal.Signals(number).name} received", world)
+        _warn(run.folder, f"{signal.Signals(number).name} received", world)
         return number
     # Only the leader knows it.
     if failure := collectives.broadcast_json(failure):
-        raise only_leader_reports(world, RunError(_lost(folder, failure)))
+        raise only_leader_reports(world, RunError(_lost(run.folder, failure)))
     return 0
 
 

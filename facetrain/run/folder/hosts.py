@@ -7,7 +7,6 @@ checkpoint is complete when its manifest is in the mirror, and a resume download
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,11 +43,6 @@ def owns_folder(ranks: Ranks, folder: Path, token: str, *, has_mirror: bool) -> 
     # Without a mirror, the run ends if this host does not see the lock in the folder that it has.
     is_patient = not has_mirror and os.path.exists(folder)
     return not has_lock(folder, token, within_s=_NEWS_S if is_patient else 0.0)
-
-
-def hosts_of(ranks: Ranks, owners: Sequence[bool]) -> Hosts:
-    """Return the disks of the hosts, of which ranks own their folder."""
-    return Hosts(owners[ranks.rank], sum(owners) > 1)
 
 
 def whole_steps(hosts: Hosts, folder: Path) -> list[int]:

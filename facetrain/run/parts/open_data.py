@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -21,7 +23,15 @@ from facetrain.verify.sets.pair_set import PairSet, load_pair_sets
 _SPREAD_IMAGES = 128
 
 
-def open_data(config: Config) -> tuple[FaceDataset, list[PairSet]]:
+@dataclass(frozen=True)
+class RunData:
+    """Training data and verification sets of a run, opened on this rank."""
+
+    source: FaceDataset
+    sets: list[PairSet]
+
+
+def open_data(config: Config) -> RunData:
     """Open the training data and the verification sets.
 
     Raises:
@@ -29,7 +39,7 @@ def open_data(config: Config) -> tuple[FaceDataset, list[PairSet]]:
     """
     source = open_training_set(config)
     try:
-        return source, load_pair_sets(config.eval.targets, config.local_eval_dir)
+        return RunData(source, load_pair_sets(config.eval.targets, config.local_eval_dir))
     except PairsError as error:
         raise PairsError(f"eval.targets: {error}; with `eval.targets: []` a run verifies nothing") from error
 

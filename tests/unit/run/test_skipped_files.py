@@ -10,7 +10,8 @@ def test_a_run_on_a_folder_reports_and_lists_the_files_that_are_no_images(tmp_pa
     (tmp_path / "photos" / "ann" / "1.png").write_bytes(encoded_image(0))
     (tmp_path / "photos" / "ann" / "film.mov").write_bytes(b"x")
     config = SimpleNamespace(data=SimpleNamespace(train="photos"))
-    run = SimpleNamespace(source=open_folder(tmp_path / "photos"), folder=tmp_path, config=config)
+    data = SimpleNamespace(source=open_folder(tmp_path / "photos"))
+    run = SimpleNamespace(data=data, folder=tmp_path, config=config)
     messages = []
     report_skipped_files(run, messages.append)
     assert "left out 1 file of photos" in messages[0] and "ann/film.mov" in messages[0]
