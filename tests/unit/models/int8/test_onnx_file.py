@@ -72,7 +72,9 @@ def test_an_int8_file_gives_nearly_the_embeddings_of_the_float_network(name):
     others = F.cosine_similarity(exact, exact.roll(1, 0))
     # The embeddings of this network differ, so that the last line is a test.
     assert float(others.mean()) < 0.3
-    found = run(int8_model(quantize(network, image[:32]), SIZE, 16), image)
+    proto = int8_model(quantize(network, image[:32]), SIZE, 16)
+    # As its nodes state: without VNNI, the sums of onnxruntime's int8 kernels may overflow.
+    found = tensors_of_onnxruntime(proto, ["embedding"], image)["embedding"]
     assert float(F.cosine_similarity(exact, found).mean()) > 0.98
 
 
