@@ -5,6 +5,7 @@ import pytest
 from facetrain.errors import CheckpointError, DataError, UsageError
 from facetrain.remote import filesystem
 from facetrain.remote.filesystem import open_filesystem, with_retries
+from tests.support.waiting import set_time
 
 
 @pytest.fixture
@@ -80,6 +81,22 @@ def test_keys_that_were_replaced_are_read_again_when_the_store_refuses_the_old_o
         read("s3://bucket/a")
     keys.write_text(keys.read_text().replace("OLD", "NEW"))
     assert read("s3://bucket/a") == b"x"
+
+
+def test_the_waits_between_attempts_double_and_differ_at_random(monkeypatch):
+    waits = []
+    set_time(monkeypatch, filesystem.__name__, sleep=waits.append)
+    monkeypatch.setattr(filesystem, "FIRST_WAIT_S", 1.0)
+
+    def fail():
+        raise ConnectionResetError
+
+    for _ in range(2):
+        with pytest.raises(DataError, match="5 attempts"):
+            with_retries("s3://bucket/a", fail)
+    for wait, longest in zip(waits, [1, 2, 4, 8] * 2, strict=True):
+        assert longest / 2 <= wait <= longest
+    assert waits[:4] != waits[4:], "many ranks do not ask again at the same moment"
 
 
 def test_wrong_credentials_are_not_tried_again(no_wait):
