@@ -13,12 +13,14 @@ import pytest
 import torch
 
 from facetrain.errors import RunError
+from facetrain.telemetry import meter as meter_module
 from facetrain.telemetry.console import Console
 from facetrain.telemetry.jsonl import JsonLines, read_jsonl
 from facetrain.telemetry.log import log_to, logger, stop_logging
 from facetrain.telemetry.meter import Meter
 from tests.support.command import environment
 from tests.support.faults import files_limited_to, full, small_disk
+from tests.support.waiting import set_time
 
 
 def test_the_meter_reports_means_since_the_last_report():
@@ -30,6 +32,25 @@ def test_the_meter_reports_means_since_the_last_report():
     assert report["loss"] == 2.0
     assert report["images_per_s"] > 0
     assert set(meter.report()) == {"images_per_s"}
+
+
+def test_images_per_second_count_the_time_of_training_alone(monkeypatch):
+    now = 0.0
+    set_time(monkeypatch, meter_module.__name__, perf_counter=lambda: now)
+    meter = Meter()
+    meter.add_images(10)
+    now = 2.0
+    assert meter.report()["images_per_s"] == 5.0
+    meter.add_images(30)
+    now = 4.0
+    assert meter.report()["images_per_s"] == 15.0
+    meter.add_images(10)
+    now = 7.0
+    meter.restart_clock()
+    meter.add_images(6)
+    now = 14.0
+    meter.exclude(4.0)
+    assert meter.report()["images_per_s"] == 2.0
 
 
 def test_a_resume_removes_the_records_of_steps_after_the_checkpoint(tmp_path):
@@ -165,6 +186,7 @@ def test_a_slow_sync_does_not_hold_up_what_the_run_writes(tmp_path, monkeypatch,
     assert held_up == [False]
     lines.close()
     stop_logging(log)
+    assert len(read_jsonl(tmp_path / "metrics.jsonl")) == (output == "metrics"), "a record is written once"
 
 
 def test_no_message_advises_to_remove_the_metrics_because_the_disk_is_full(tmp_path):
