@@ -4,13 +4,16 @@ import os
 import threading
 from concurrent.futures import CancelledError
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 import torch
 
+from facetrain.checkpoint.commit import step_folder
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.mirror import Mirror
 from facetrain.config.schema import Config
+from facetrain.distributed import collectives
 from facetrain.errors import CheckpointError, DamagedCheckpointError, UsageError
 from facetrain.remote.filesystem import open_filesystem
 from facetrain.remote.ranges import download_ranges
@@ -35,6 +38,17 @@ def test_a_checkpoint_comes_back_from_the_mirror_with_the_files_of_its_run(tmp_p
     assert fetched(other, 2).manifest == Checkpoint.open(tmp_path).manifest
     Mirror(URL).fetch_files(other)
     assert (other / "run_id.txt").read_text() == RUN_ID
+
+
+def test_files_of_the_run_that_a_host_has_stay_but_its_records_are_replaced(tmp_path):
+    names = ("config.yaml", "metrics.jsonl")
+    for folder, text in ((tmp_path / "theirs", "new"), (tmp_path / "ours", "old")):
+        folder.mkdir()
+        for name in names:
+            (folder / name).write_text(text)
+    Mirror(URL).upload_files([tmp_path / "theirs" / name for name in names])
+    Mirror(URL).fetch_files(tmp_path / "ours")
+    assert [(tmp_path / "ours" / name).read_text() for name in names] == ["old", "new"]
 
 
 def test_a_host_downloads_only_the_files_that_it_lacks(tmp_path, store):
@@ -146,6 +160,48 @@ def test_an_object_that_the_store_loses_after_its_upload_ends_the_wait(tmp_path,
         saved = save(tmp_path, 2)
         assert "rows_" in upload(tmp_path, saved) and Mirror(URL).steps() == []
     assert upload(tmp_path, saved) == "" and Mirror(URL).steps() == [2]
+
+
+def test_the_leader_waits_at_every_upload_for_the_files_of_the_others(tmp_path, monkeypatch):
+    checkpoints, missing = [save(tmp_path, step) for step in (2, 4, 6)], Mirror.missing
+    other = ["the store refuses", False]  # what another rank reports, which has all files but one
+    monkeypatch.setattr(collectives, "gather_json", lambda own: [own, list(other)])
+    uploads = uploads_of(tmp_path)
+
+    def missing_before_its_upload(mirror, step, files):
+        found = missing(mirror, step, files)
+        if len(files) > 1 and other == ["", False]:
+            other[1] = True
+            mirror.upload(step_folder(tmp_path / "checkpoints", step), step, files)
+            wait_until(uploads._all_uploaded.is_set)
+        return found
+
+    monkeypatch.setattr(Mirror, "missing", missing_before_its_upload)
+    for saved, failure in zip(checkpoints, ("the store refuses", "", ""), strict=True):
+        uploads.add(replace(saved, files=saved.files[:1]))
+        assert uploads.finish() == failure
+        other[:] = "", False
+    assert Mirror(URL).steps() == [4, 6]
+
+
+def test_a_rank_reports_no_upload_before_its_own_has_ended(tmp_path, monkeypatch):
+    may_go_on, reports, upload_files = threading.Event(), [], Mirror.upload
+    first, second = (save(tmp_path, step) for step in (2, 4))
+    monkeypatch.setattr(collectives, "gather_json", lambda own: reports.append(own) or [own])
+    uploads = uploads_of(tmp_path)
+    uploads.add(first)
+    assert uploads.finish() == "" and reports[-1] == ["", True]
+
+    def slow(mirror, *arguments):
+        may_go_on.wait()
+        upload_files(mirror, *arguments)
+
+    monkeypatch.setattr(Mirror, "upload", slow)
+    uploads.add(second)
+    uploads.finish(limit_s=0)
+    may_go_on.set()
+    assert reports[-1] == ["", False]
+    assert uploads.finish() == "" and reports[-1] == ["", True]
 
 
 def test_a_store_that_lists_new_objects_late_keeps_the_checkpoint_that_was_committed_last(
