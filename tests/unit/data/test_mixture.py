@@ -67,6 +67,17 @@ def test_a_dataset_can_be_listed_twice_with_different_identities_or_heads(tmp_pa
     assert open_dataset(mixture(tmp_path, text)).num_classes == 6
 
 
+def test_a_mixture_has_the_files_of_all_its_datasets_and_those_that_they_leave_out(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.png").write_bytes(encoded_image(0))
+        (tmp_path / f"{name}.txt").write_text(f"{name}.png 0\n" * 2)
+    (tmp_path / "mix.yaml").write_text("datasets: [{path: one.txt}, {path: two.txt}]")
+    mixed, *parts = (open_dataset(tmp_path / name) for name in ("mix.yaml", "one.txt", "two.txt"))
+    assert mixed.files == [*parts[0].files, *parts[1].files] and len(set(mixed.files)) == 2
+    assert [file.name for file in mixed.skipped] == [file.name for part in parts for file in part.skipped]
+    assert len(mixed.skipped) == 2
+
+
 def test_an_epoch_shows_each_dataset_as_often_as_its_weight(tmp_path):
     dataset = open_dataset(mixture(tmp_path, "datasets: [{path: one, weight: 0.5}, {path: two, weight: 2}]"))
     assert epoch_size(dataset) == 11
@@ -192,6 +203,7 @@ def test_prefetching_reaches_the_datasets_of_a_mixture_and_of_a_subset():
         ("datasets: [{path: mix.yaml}]", "is itself a mixture"),
         ("datasets: [{path: one}, {path: two}, {path: ./one, identities: two.txt}]",
          "./one"),
+        ("datasets: [{path: one, without: zero.txt}, {path: one, without: two.txt}]", "one is listed twice"),
         ("datasets:\n- path: one\n  path: two\n", "line 3"),
         ("datasets: [{path: one, weight: -1}]", r"datasets\.0\.weight is -1"),
         ("datasets: [{path: two}, {path: one, weight: 0.08}]",
@@ -206,6 +218,7 @@ def test_prefetching_reaches_the_datasets_of_a_mixture_and_of_a_subset():
         ("datasets: [{path: one, identities: negative.txt}]", "negative.txt: .*-1"),
         ("datasets: [{path: one, identities: huge.txt}]", "huge.txt: "),
         ("datasets: [{path: one, without: far.txt}]", "far.txt: .*3"),
+        ("datasets: [{path: one, without: two.txt, identities: two.txt}]", "leave no identity of one"),
         ("datasets: [!!python/object/apply:os.getcwd []]", "mix.yaml: "),
     ],
 )  # fmt: skip
@@ -216,6 +229,7 @@ def test_an_invalid_mixture_file_is_refused(tmp_path, text, message):
     (tmp_path / "words.txt").write_text("ann\n")
     (tmp_path / "underscore.txt").write_text("0_1\n")
     np.save(tmp_path / "twice.npy", np.array([0, 0, 1], np.uint64))
+    (tmp_path / "zero.txt").write_text("0\n")
     (tmp_path / "two.txt").write_text("2\n")
     with pytest.raises(DataError, match=message):
         open_dataset(mixture(tmp_path, text))
@@ -280,6 +294,7 @@ def test_the_name_of_an_identity_without_a_name_is_its_label_in_the_mixture(tmp_
     (tmp_path / "mix.yaml").write_text("datasets:\n" + "".join(f"  - path: {entry}\n" for entry in entries))
     source = open_dataset(tmp_path / "mix.yaml")
     assert [identity_name(source, label) for label in range(17)] == [*map(str, range(16)), "007"]
+    assert identity_names(source) is None, "not all of them have names"
 
 
 def test_folders_that_are_named_by_their_numbers_keep_these_names_in_a_subset(tmp_path):
