@@ -98,7 +98,11 @@ def test_embeddings_of_zeros_find_nothing_and_are_never_found(monkeypatch, caplo
     probe[1] = 0
     among = np.array([True, True, True, True, False])
     probes, entries = stored(probe, "probes.npz"), stored(gallery)
-    found = search_gallery(probes, entries, 3, among=among)
+    compared = []
+    found = search_gallery(
+        probes, entries, 3, among=among, progress=lambda done, total: compared.append((done, total))
+    )
+    assert compared == [(done, 25) for done in (4, 8, 10, 14, 18, 20, 22, 24, 25)]
     assert [sorted(rows) for rows in found.row_QK.tolist()] == [[-1, 1, 2], [-1] * 3] + 3 * [[-1, 1, 2]]
     assert (np.isneginf(found.cosine_QK) == (found.row_QK == -1)).all()
     names = [[entry["name"] for entry in one["found"]] for one in _name_results(found, probes, entries, -1)]

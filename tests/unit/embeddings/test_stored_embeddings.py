@@ -48,7 +48,7 @@ def test_columns_are_those_that_were_written_and_rows_are_read_in_any_order(tmp_
 
 @pytest.mark.parametrize(
     ("quality", "usable"),
-    [([3.0, None, 1.0], [True, False, False]), (["good", "bad", "bad"], None), ([[3.0]] * 3, None)],
+    [([2.0, None, 1.0], [True, False, False]), (["good", "bad", "bad"], None), ([[3.0]] * 3, None)],
 )
 def test_a_quality_of_another_program_counts_if_it_is_one_number_for_each_image(tmp_path, quality, usable):
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
@@ -59,6 +59,15 @@ def test_a_quality_of_another_program_counts_if_it_is_one_number_for_each_image(
         found = open_embeddings(tmp_path / f"e.{suffix}")
         assert found.model is None
         assert found.quality is None if usable is None else found.usable(2).tolist() == usable
+
+
+def test_a_row_that_is_not_finite_is_named_by_its_place_in_the_file():
+    row_ND = np.ones((6, 4))
+    row_ND[4] = np.inf
+    stored = Embeddings(row_ND, list("abcdef"), np.arange(6))
+    assert stored.rows(0, 4).shape == (4, 4)
+    with pytest.raises(DataError, match=r"row 4 \(e\) has numbers that are not finite"):
+        stored.rows(3, 6)
 
 
 ONE = np.ones((1, 4))
