@@ -52,6 +52,15 @@ def test_only_the_same_number_of_ranks_continues_from_the_statistics_of_each_ran
         assert torch.equal(value, own[f"buffer.{name}"] if world_size == 1 else averaged[name])
 
 
+def test_a_resumed_run_knows_the_newest_verification(state, tmp_path):
+    newest = {"verified_step": 3, "metrics": {"lfw/accuracy": 0.5}, "unverified": True}
+    vars(state).update(newest)
+    CheckpointWriter(tmp_path, asynchronous=False).save(state.snapshot({}))
+    vars(state).update(verified_step=None, metrics={}, unverified=False)
+    state.restore(Checkpoint.open(tmp_path))
+    assert {name: getattr(state, name) for name in newest} == newest
+
+
 def test_a_checkpoint_is_committed_by_a_later_poll(state, tmp_path):
     lines, board = [], Board()
     checkpointing = checkpointing_of(tmp_path, board, lines)

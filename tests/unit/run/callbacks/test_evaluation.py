@@ -11,6 +11,7 @@ from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.errors import ConfigError
 from facetrain.run.callbacks.evaluation import Evaluation
 from facetrain.verify.metrics.draws import Draws
+from facetrain.verify.metrics.result import Result
 from facetrain.verify.output.hardest_pairs import SHOWN_PAIRS, VerifiedPairs
 from facetrain.verify.pair_protocol import verification_result
 from facetrain.verify.sets.pair_set import PairSet
@@ -42,7 +43,7 @@ def test_a_verification_is_recorded_at_once_and_the_hardest_pairs_of_the_last_on
     evaluation = Evaluation(verifier_of(pairs), board.write, pairs_file=path)
     for state.step in (0, 1):
         evaluation.verify(state)
-        assert board.written[-1] == (state.step, state.metrics)
+        assert board.written[-1] == (state.step, state.metrics) and state.verified_step == state.step
     assert not path.exists(), "the first step must not wait for it"
     assert 0 <= state.metrics["lfw/accuracy"] <= 1
     assert "lfw/tar@1e-06" not in state.metrics, "20 pairs cannot measure this rate"
@@ -76,6 +77,14 @@ def test_the_recorded_metrics_are_those_of_the_protocol(state, pairs):
     Evaluation(verifier, board.write).verify(state)
     assert state.metrics["lfw/accuracy"] == verifier.result.metrics["accuracy"]
     assert board.written == [(0, state.metrics)]
+
+
+def test_every_rank_has_the_metrics_of_the_leader(state, monkeypatch):
+    result, board = Result("verification", {"accuracy": 0.51}, subjects=0), Board()
+    of_leader = {"lfw/accuracy": 0.5}  # on a CPU of another kind
+    monkeypatch.setattr("facetrain.run.callbacks.evaluation.collectives.broadcast_json", lambda _: of_leader)
+    Evaluation(lambda network: [("lfw", result)], board.write).verify(state)
+    assert state.metrics == of_leader and board.written == [(0, of_leader)]
 
 
 def test_an_interrupted_verification_is_marked_and_records_nothing(state, pairs):
