@@ -118,7 +118,8 @@ def test_a_run_uses_the_schedule_that_its_config_names_with_the_keys_of_optim(na
 
 
 @pytest.mark.parametrize(
-    "keys", [{"milestones": [3]}, {"schedule": "steps"}, {"schedule": "steps", "milestones": [3, 2]}]
+    "keys",
+    [{"milestones": [3]}, *({"schedule": "steps", "milestones": epochs} for epochs in ([], [3, 2], [3, 3]))],
 )
 def test_milestones_that_would_have_no_effect_or_do_not_grow_are_refused(keys):
     with pytest.raises(ConfigError, match="milestones"):

@@ -37,6 +37,7 @@ def test_a_limit_of_steps_leaves_out_the_stages_after_it():
     schedule = schedule_steps(config_of(max_steps=26), IMAGES, 1)
     assert [(stage.first_step, stage.stop_step) for stage in schedule.stages] == [(0, 24), (24, 26)]
     assert schedule.total_steps == 26 and schedule.steps_of_all_epochs == 44
+    assert schedule_steps(config_of(max_steps=99), IMAGES, 1) == schedule_steps(config_of(), IMAGES, 1)
 
 
 @pytest.mark.parametrize("mode", ["full", "blocks"])
