@@ -18,7 +18,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.numa.binding import AffinityMode, NumaOptions
 
 import facetrain
-from facetrain.distributed.node_rendezvous import BACKEND, FinalFailure, create_rendezvous
+from facetrain.distributed.host_rendezvous import BACKEND, FinalFailure, create_rendezvous
 from facetrain.distributed.process_lifetime import exit_interrupted, left_exit_code
 from facetrain.distributed.process_setup import COLLECTIVES
 from facetrain.distributed.topology import Topology
@@ -32,7 +32,7 @@ _RUN_ID = "facetrain"
 
 
 def launch_ranks(arguments: list[str], where: Topology) -> int:
-    """Run `python ARGUMENTS` on every rank of this node; return the exit code of the whole.
+    """Run `python ARGUMENTS` on every rank of this host; return the exit code of the whole.
 
     That is 0, the exit code of the first rank that failed, or 128 + the signal that stopped this process and all ranks.
 
@@ -69,7 +69,7 @@ def _path_options() -> list[str]:
 
 
 def _handle_signals(log_dir: Path) -> None:
-    """Let signals end the wait of the agent from now on, for other nodes or for its ranks."""
+    """Let signals end the wait of the agent from now on, for other hosts or for its ranks."""
     on_signal = partial(_on_signal, log_dir, set())
     # SIGUSR1 announces the end of an allocation under Slurm.
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -95,8 +95,8 @@ def _on_signal(log_dir: Path, received: set[int], number: int, frame: FrameType 
 def _config(where: Topology, log_dir: Path) -> LaunchConfig:
     rendezvous_handler_registry.register(BACKEND, create_rendezvous)
     return LaunchConfig(
-        min_nodes=where.min_nodes,
-        max_nodes=where.max_nodes,
+        min_nodes=where.min_hosts,
+        max_nodes=where.max_hosts,
         nproc_per_node=where.nproc_per_node,
         run_id=_RUN_ID,
         rdzv_backend=BACKEND,
@@ -117,7 +117,7 @@ def _numa_options(where: Topology) -> NumaOptions | None:
 
 
 def _explain_rendezvous_failure(error: Exception, endpoint: str, log_dir: Path) -> str:
-    """Return why the nodes did not find each other: at the first start, or at a restart after ranks had run."""
+    """Return why the hosts did not find each other: at the first start, or at a restart after ranks had run."""
     at = f" at {endpoint}" if endpoint else ""
     # torch's RendezvousError itself only refers to its cause.
     reason = error_reason(error.__cause__ or error).rstrip(".")
@@ -153,7 +153,7 @@ def _exit_code(error: ChildFailedError) -> int:
         LaunchError: no rank has printed a reason.
     """
     # In this order: what a watchdog has printed, what a rank has said itself, a signal that ended one, what another
-    # node knows.
+    # host knows.
     files = [Path(failure.error_file) for failure in error.failures.values()]
     if any(read_reason(path, printed=True) for path in files):
         return LaunchError.exit_code  # the watchdog of the rank has printed why it killed the rank

@@ -1,4 +1,4 @@
-"""Number of processes and nodes of a run, from the launch options of the command line."""
+"""Number of processes and hosts of a run, from the launch options of the command line."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _DEFAULT_PORT = 29400
 
 @dataclass(frozen=True)
 class Topology:
-    """Number of processes and nodes of a run, and the address where the nodes find each other."""
+    """Number of processes and hosts of a run, and the address where the hosts find each other."""
 
     nproc_per_node: int
-    min_nodes: int = 1
-    max_nodes: int = 1
+    min_hosts: int = 1
+    max_hosts: int = 1
     endpoint: str = ""
     max_restarts: int = 0
 
     @property
     def is_single_process(self) -> bool:
-        """Whether the run needs no launcher: one process on one node, never restarted."""
-        return self.nproc_per_node == self.max_nodes == 1 and self.max_restarts == 0
+        """Whether the run needs no launcher: one process on one host, never restarted."""
+        return self.nproc_per_node == self.max_hosts == 1 and self.max_restarts == 0
 
 
 def topology(
@@ -41,7 +41,7 @@ def topology(
     Raises:
         UsageError: an option is invalid; the message names it.
     """
-    least, most = _node_range(nnodes)
+    least, most = _host_range(nnodes)
     if most > 1 and not rdzv_endpoint:
         raise UsageError(
             f"--nnodes {nnodes} needs --rdzv-endpoint HOST:PORT: one host and a port of it; give the same value on "
@@ -49,14 +49,14 @@ def topology(
         )
     return Topology(
         nproc_per_node=_processes(nproc_per_node, device),
-        min_nodes=least,
-        max_nodes=most,
+        min_hosts=least,
+        max_hosts=most,
         endpoint=_endpoint(rdzv_endpoint, most) if rdzv_endpoint else "",
         max_restarts=max_restarts,
     )
 
 
-def _node_range(nnodes: str) -> tuple[int, int]:
+def _host_range(nnodes: str) -> tuple[int, int]:
     try:
         least, _, most = nnodes.partition(":")
         low, high = int(least), int(most or least)
@@ -67,9 +67,9 @@ def _node_range(nnodes: str) -> tuple[int, int]:
     return low, high
 
 
-def _endpoint(endpoint: str, nodes: int) -> str:
-    # With port 0 the host takes any free one, which the other nodes do not know.
-    least = 0 if nodes == 1 else 1
+def _endpoint(endpoint: str, hosts: int) -> str:
+    # With port 0 the host takes any free one, which the other hosts do not know.
+    least = 0 if hosts == 1 else 1
     try:
         if host_and_port(endpoint)[1] >= least:
             return endpoint

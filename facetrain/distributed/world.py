@@ -39,8 +39,8 @@ _DEVICES = ("auto", "cpu", "cuda")
 class World:
     """Rank, world size and device of this process.
 
-    `rank` counts over all nodes: it selects the shard of the classes, the samples and the files of this
-    process. `local_rank` counts on this node, and only selects the device.
+    `rank` counts over all hosts: it selects the shard of the classes, the samples and the files of this
+    process. `local_rank` counts on this host, and only selects the device.
     """
 
     rank: int

@@ -31,10 +31,10 @@ def all_of(process):
     return lambda: [process.pid, *descendants(process.pid)]
 
 
-# Seconds for further nodes to join.
+# Seconds for further hosts to join.
 QUICK = """
-from facetrain.distributed import node_agreement
-node_agreement.LAST_CALL_S = 2
+from facetrain.distributed import host_agreement
+host_agreement.LAST_CALL_S = 2
 """
 TWO_RANKS = ("--nproc-per-node", 2)
 
@@ -51,7 +51,7 @@ TWO_RANKS = ("--nproc-per-node", 2)
         pytest.param("resume", TWO_RANKS, marks=pytest.mark.long),
         pytest.param("bench train", (*TWO_RANKS, "--steps", 1, "--rounds", 1), marks=pytest.mark.long),
     ],
-    ids=["two ranks", "a range of nodes", "an endpoint", "resume", "bench"],
+    ids=["two ranks", "a range of hosts", "an endpoint", "resume", "bench"],
 )
 def test_no_command_on_one_host_listens_on_another_interface_than_loopback(
     describe, tmp_path, command, options

@@ -14,12 +14,12 @@ from tests.support.command import ROOT, environment
 from tests.support.hosts import two_hosts
 from tests.support.processes import descendants, kill, wait_until_gone
 
-# Seconds for further nodes to join, and until a node without a sign of life counts as gone.
+# Seconds for further hosts to join, and until a host without a sign of life counts as gone.
 QUICK = """
 import sys
 if "facetrain" in sys.orig_argv:
-    from facetrain.distributed import node_agreement
-    node_agreement.LAST_CALL_S, node_agreement._SILENT_S = 2, 3
+    from facetrain.distributed import host_agreement
+    host_agreement.LAST_CALL_S, host_agreement._SILENT_S = 2, 3
 """
 
 

@@ -6,9 +6,9 @@ from facetrain.errors import UsageError
 
 def test_launch_options_are_parsed():
     one = topology("3", "1", None, 0, "cpu")
-    assert (one.nproc_per_node, one.min_nodes, one.max_nodes, one.endpoint) == (3, 1, 1, "")
+    assert (one.nproc_per_node, one.min_hosts, one.max_hosts, one.endpoint) == (3, 1, 1, "")
     elastic = topology("auto", "1:2", "host:29400", 3, "cpu")
-    assert (elastic.nproc_per_node, elastic.min_nodes, elastic.max_nodes) == (1, 1, 2)
+    assert (elastic.nproc_per_node, elastic.min_hosts, elastic.max_hosts) == (1, 1, 2)
     assert (elastic.endpoint, elastic.max_restarts) == ("host:29400", 3)
 
 

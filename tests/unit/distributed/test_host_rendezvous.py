@@ -1,4 +1,4 @@
-"""Nodes that meet in a store: several handlers in the threads of one process."""
+"""Hosts that meet in a store: several handlers in the threads of one process."""
 
 import os
 import signal
@@ -16,8 +16,8 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from facetrain.distributed import node_agreement, node_rendezvous
-from facetrain.distributed.node_rendezvous import FinalFailure, NodeRendezvous
+from facetrain.distributed import host_agreement, host_rendezvous
+from facetrain.distributed.host_rendezvous import FinalFailure, HostRendezvous
 from facetrain.errors import UsageError
 from tests.support.command import environment
 from tests.support.ranks import free_ports
@@ -27,10 +27,10 @@ WAITING = """
 import sys
 from facetrain.distributed.process_setup import silence_torch_logs
 silence_torch_logs()
-from facetrain.distributed import node_rendezvous
+from facetrain.distributed import host_rendezvous
 from facetrain.distributed.elastic_agent import launch_ranks
 from facetrain.distributed.topology import topology
-node_rendezvous._QUIET_S = 0.0  # it reports at once that it waits
+host_rendezvous._QUIET_S = 0.0  # it reports at once that it waits
 try:
     sys.exit(launch_ranks([], topology("1", "2", sys.argv[1], 0, "cpu")))
 except KeyboardInterrupt:
@@ -40,10 +40,10 @@ except KeyboardInterrupt:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
-    monkeypatch.setattr(node_agreement, "LAST_CALL_S", 0.0)
-    monkeypatch.setattr(node_rendezvous, "_POLL_S", 0.01)
-    monkeypatch.setattr(node_rendezvous, "_QUIET_S", 0.1)
-    monkeypatch.setattr(node_rendezvous, "_JOIN_S", 20)
+    monkeypatch.setattr(host_agreement, "LAST_CALL_S", 0.0)
+    monkeypatch.setattr(host_rendezvous, "_POLL_S", 0.01)
+    monkeypatch.setattr(host_rendezvous, "_QUIET_S", 0.1)
+    monkeypatch.setattr(host_rendezvous, "_JOIN_S", 20)
 
 
 @pytest.fixture
@@ -51,14 +51,14 @@ def endpoint():
     return f"127.0.0.1:{free_ports(1)[0]}"
 
 
-def meet(*nodes, last_call_s=0.0):
-    """Let nodes join the next start together; return the sizes that they were told.
+def meet(*hosts, last_call_s=0.0):
+    """Let hosts join the next start together; return the sizes that they were told.
 
-    A start of more nodes than the least number needs a last call: without one it is complete before all have joined.
+    A start of more hosts than the least number needs a last call: without one it is complete before all have joined.
     """
-    node_agreement.LAST_CALL_S = last_call_s  # `soon` restores it
-    with ThreadPoolExecutor(len(nodes)) as threads:
-        joined = [call.result() for call in [threads.submit(node.next_rendezvous) for node in nodes]]
+    host_agreement.LAST_CALL_S = last_call_s  # `soon` restores it
+    with ThreadPoolExecutor(len(hosts)) as threads:
+        joined = [call.result() for call in [threads.submit(host.next_rendezvous) for host in hosts]]
     stores = {
         (info.bootstrap_store_info.master_addr, info.bootstrap_store_info.master_port) for info in joined
     }
@@ -70,107 +70,109 @@ def meet(*nodes, last_call_s=0.0):
 
 
 def test_nodes_start_again_with_one_that_comes_later_and_without_one_that_is_gone(endpoint):
-    nodes = [NodeRendezvous(endpoint, "run", 2, 3) for _ in range(3)]
-    assert meet(*nodes[:2]) == {2}
-    assert not nodes[0].num_nodes_waiting()
+    hosts = [HostRendezvous(endpoint, "run", 2, 3) for _ in range(3)]
+    assert meet(*hosts[:2]) == {2}
+    assert not hosts[0].num_nodes_waiting()
     with ThreadPoolExecutor(1) as thread:
-        late = thread.submit(nodes[2].next_rendezvous)
-        wait_until(lambda: all(node.num_nodes_waiting() == 1 for node in nodes[:2]))
-        assert meet(*nodes[:2], last_call_s=60) == {3} and late.result().world_size == 3
-    assert not nodes[0].num_nodes_waiting()
+        late = thread.submit(hosts[2].next_rendezvous)
+        wait_until(lambda: all(host.num_nodes_waiting() == 1 for host in hosts[:2]))
+        assert meet(*hosts[:2], last_call_s=60) == {3} and late.result().world_size == 3
+    assert not hosts[0].num_nodes_waiting()
     with ThreadPoolExecutor(1) as thread:
-        failed = thread.submit(nodes[2].next_rendezvous)
-        wait_until(lambda: nodes[0].num_nodes_waiting() == 1)  # its ranks have failed: another number
-        assert meet(nodes[0]) == {2} and failed.result().world_size == 2
-    assert nodes[0].shutdown() and nodes[2].is_closed()
+        failed = thread.submit(hosts[2].next_rendezvous)
+        wait_until(lambda: hosts[0].num_nodes_waiting() == 1)  # its ranks have failed: another number
+        assert meet(hosts[0]) == {2} and failed.result().world_size == 2
+    assert hosts[0].shutdown() and hosts[2].is_closed()
     with pytest.raises(RendezvousClosedError, match="another host"):
-        nodes[1].next_rendezvous()
+        hosts[1].next_rendezvous()
 
 
 def test_a_node_with_other_numbers_of_nodes_ends_and_does_not_disturb_the_others(endpoint):
-    nodes = [NodeRendezvous(endpoint, "run", 1, 2) for _ in range(2)]
-    assert meet(nodes[0]) == {1}
-    other = NodeRendezvous(endpoint, "run", 1, 3)
+    hosts = [HostRendezvous(endpoint, "run", 1, 2) for _ in range(2)]
+    assert meet(hosts[0]) == {1}
+    other = HostRendezvous(endpoint, "run", 1, 3)
     with pytest.raises(
         UsageError, match=f"--nnodes 1:3: the run at {endpoint} has --nnodes 1:2; give the same"
     ):
         other.next_rendezvous()
-    assert other.shutdown() and not nodes[0].is_closed() and not nodes[0].num_nodes_waiting()
-    assert meet(*nodes, last_call_s=60) == {2}
+    assert other.shutdown() and not hosts[0].is_closed() and not hosts[0].num_nodes_waiting()
+    assert meet(*hosts, last_call_s=60) == {2}
 
 
 @pytest.mark.parametrize(("marks", "ends_all"), [(["no_restart"], True), (["no_restart", "leaves"], False)])
 def test_a_node_whose_ranks_cannot_take_part_ends_the_run_only_if_nobody_can(
     endpoint, tmp_path, marks, ends_all
 ):
-    nodes = [NodeRendezvous(endpoint, "run", 1, 2) for _ in range(2)]
-    assert meet(*nodes, last_call_s=60) == {2}
-    nodes[1].log_dir = tmp_path
+    hosts = [HostRendezvous(endpoint, "run", 1, 2) for _ in range(2)]
+    assert meet(*hosts, last_call_s=60) == {2}
+    hosts[1].log_dir = tmp_path
     folder = tmp_path / "run_x" / "attempt_0" / "0"
     folder.mkdir(parents=True)
     for name in marks:
         (folder / name).touch()
     with pytest.raises(FinalFailure):
-        nodes[1].next_rendezvous()
-    assert nodes[1].shutdown() and nodes[0].is_closed() == ends_all
+        hosts[1].next_rendezvous()
+    assert hosts[1].shutdown() and hosts[0].is_closed() == ends_all
     if not ends_all:
-        assert meet(nodes[0]) == {1}, "the other one starts again, alone"
+        assert meet(hosts[0]) == {1}, "the other one starts again, alone"
 
 
 @pytest.mark.slow
 def test_a_node_that_waits_opens_the_next_start_if_all_nodes_of_the_present_one_are_lost(
     endpoint, monkeypatch
 ):
-    first, second, host, late = (NodeRendezvous(endpoint, "run", 2, 2) for _ in range(4))
-    host._connected = host._connect(node_rendezvous._WaitReport(), time.monotonic() + 10)  # serves the store
+    first, second, server, late = (HostRendezvous(endpoint, "run", 2, 2) for _ in range(4))
+    server._connected = server._connect(
+        host_rendezvous._WaitReport(), time.monotonic() + 10
+    )  # serves the store
     assert meet(first, second) == {2}
-    monkeypatch.setattr(node_rendezvous, "_JOIN_S", 1.0)
+    monkeypatch.setattr(host_rendezvous, "_JOIN_S", 1.0)
     # Longer than this process may have to wait for a core.
-    monkeypatch.setattr(node_agreement, "_SILENT_S", 3.0)
+    monkeypatch.setattr(host_agreement, "_SILENT_S", 3.0)
     with ThreadPoolExecutor(1) as thread:
-        waiting = thread.submit(host.next_rendezvous)
+        waiting = thread.submit(server.next_rendezvous)
         for _ in range(40):  # as their agents do while the ranks train
             assert not first.num_nodes_waiting()
             first._asked_at = 0.0
             time.sleep(0.1)
-        assert not waiting.done(), "it waits as long as a node is alive"
+        assert not waiting.done(), "it waits as long as a host is alive"
         assert late.next_rendezvous().world_size == 2
     assert waiting.result().world_size == 2
 
 
 def test_a_single_node_meets_nobody_and_listens_on_the_loopback_interface(capsys):
-    node = NodeRendezvous("host.example:29400", "run", 1, 1)
+    host = HostRendezvous("host.example:29400", "run", 1, 1)
     for _ in range(2):
-        info = node.next_rendezvous()
-        assert (info.rank, info.world_size) == (0, 1) and not node.num_nodes_waiting()
-        assert info.bootstrap_store_info.master_addr == "127.0.0.1" and node.use_agent_store
-    assert node.shutdown() and capsys.readouterr().err == ""
+        info = host.next_rendezvous()
+        assert (info.rank, info.world_size) == (0, 1) and not host.num_nodes_waiting()
+        assert info.bootstrap_store_info.master_addr == "127.0.0.1" and host.use_agent_store
+    assert host.shutdown() and capsys.readouterr().err == ""
 
 
 def test_a_state_that_another_program_has_written_is_neither_used_nor_run(endpoint):
-    node = NodeRendezvous(endpoint, "run", 1, 2)
-    node.next_rendezvous()
-    host, _, port = endpoint.partition(":")
-    intruder = TCPStore(host, int(port), is_master=False)
+    host = HostRendezvous(endpoint, "run", 1, 2)
+    host.next_rendezvous()
+    name, _, port = endpoint.partition(":")
+    intruder = TCPStore(name, int(port), is_master=False)
     intruder.set("facetrain/run/state", "gANjYnVpbHRpbnMKZXhpdApxAEsqhXEBUnECLg==")  # a pickle, as c10d's are
-    assert not node.num_nodes_waiting(), "ranks that train go on"
-    assert not node.shutdown()
+    assert not host.num_nodes_waiting(), "ranks that train go on"
+    assert not host.shutdown()
     with pytest.raises(RendezvousStateError, match="store"):
-        node.next_rendezvous()
+        host.next_rendezvous()
 
 
 @pytest.mark.slow
 def test_whom_a_node_waits_for_is_reported_once(capsys, monkeypatch, endpoint):
-    monkeypatch.setattr(node_rendezvous, "_JOIN_S", 1)
-    monkeypatch.setattr(node_rendezvous, "_CONNECT_S", 0.1)  # where packets to no host are dropped
+    monkeypatch.setattr(host_rendezvous, "_JOIN_S", 1)
+    monkeypatch.setattr(host_rendezvous, "_CONNECT_S", 0.1)  # where packets to no host are dropped
     with pytest.raises(RendezvousTimeoutError, match="1 s"):
-        NodeRendezvous(endpoint, "run", 3, 4).next_rendezvous()
+        HostRendezvous(endpoint, "run", 3, 4).next_rendezvous()
     assert capsys.readouterr().err == (
         f"waiting for 2 more: 1 of 4 hosts have joined at {endpoint}; start the same command on the others\n"
     )
     # 192.0.2.0/24 is reserved for documentation: no host has such an address.
     with pytest.raises(RendezvousConnectionError):
-        NodeRendezvous("192.0.2.1:29400", "run", 2, 2).next_rendezvous()
+        HostRendezvous("192.0.2.1:29400", "run", 2, 2).next_rendezvous()
     (line,) = set(capsys.readouterr().err.splitlines())
     assert line.startswith("waiting for 192.0.2.1:29400 (--rdzv-endpoint), which does not answer (")
 
@@ -209,18 +211,18 @@ def test_an_agent_goes_on_while_the_store_does_not_answer_and_joins_when_it_does
     server = subprocess.Popen([sys.executable, "-c", SERVER, port], env=environment(), stdout=subprocess.PIPE)
     try:
         assert server.stdout.readline() == b"serves\n"
-        node = NodeRendezvous(endpoint, "run", 1, 2)
-        assert node.next_rendezvous().world_size == 1
+        host = HostRendezvous(endpoint, "run", 1, 2)
+        assert host.next_rendezvous().world_size == 1
         server.send_signal(signal.SIGSTOP)
         os.waitpid(server.pid, os.WUNTRACED)  # the kernel stops it when its thread runs next
-        monkeypatch.setattr(node_rendezvous, "_ANSWER_S", 0.2)
-        assert not node.num_nodes_waiting(), "ranks that train go on"
-        assert not node.shutdown(), "the others cannot learn of it"
+        monkeypatch.setattr(host_rendezvous, "_ANSWER_S", 0.2)
+        assert not host.num_nodes_waiting(), "ranks that train go on"
+        assert not host.shutdown(), "the others cannot learn of it"
         with ThreadPoolExecutor(1) as thread:
-            restarted = thread.submit(node.next_rendezvous)
+            restarted = thread.submit(host.next_rendezvous)
             wait_until(lambda: "does not answer" in capsys.readouterr().err or restarted.done())
             assert not restarted.done()
-            monkeypatch.setattr(node_rendezvous, "_ANSWER_S", 20)
+            monkeypatch.setattr(host_rendezvous, "_ANSWER_S", 20)
             server.send_signal(signal.SIGCONT)
             assert restarted.result(timeout=60).world_size == 1
     finally:

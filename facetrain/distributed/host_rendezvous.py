@@ -32,9 +32,9 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
+from facetrain.distributed.host_agreement import LAST_CALL_S, GroupStart, Member, SignsOfLife
 from facetrain.distributed.listening_sockets import listen, serve_store
 from facetrain.distributed.network_interface import LOOPBACK
-from facetrain.distributed.node_agreement import LAST_CALL_S, GroupStart, Member, SignsOfLife
 from facetrain.distributed.process_lifetime import forbids_restart, leaves_run
 from facetrain.distributed.topology import host_and_port
 from facetrain.errors import UsageError
@@ -42,7 +42,7 @@ from facetrain.errors import UsageError
 BACKEND = "facetrain"
 """Name of this rendezvous in torch's registry."""
 _JOIN_S = 600.0
-"""Longest wait for the store and for enough nodes."""
+"""Longest wait for the store and for enough hosts."""
 _POLL_S = 0.5
 _CONNECT_S = 1.0
 _QUIET_S = 10.0
@@ -53,9 +53,9 @@ _ANSWER_S = 10.0
 _T = TypeVar("_T")
 
 
-def create_rendezvous(parameters: RendezvousParameters) -> NodeRendezvous:
+def create_rendezvous(parameters: RendezvousParameters) -> HostRendezvous:
     """Return the rendezvous that a `LaunchConfig` describes, for torch's registry."""
-    handler = NodeRendezvous(
+    handler = HostRendezvous(
         parameters.endpoint, parameters.run_id, parameters.min_nodes, parameters.max_nodes
     )
     handler.log_dir = Path(parameters.get("log_dir"))
@@ -70,38 +70,39 @@ class _SilentStoreError(RendezvousConnectionError):
 
 
 class FinalFailure(Exception):
-    """Failure of a rank of this node that a restart would only repeat."""
+    """Failure of a rank of this host that a restart would only repeat."""
 
 
-class NodeRendezvous(RendezvousHandler):
-    """Rendezvous for the elastic agent of this node. The node that can listen at the endpoint serves the store."""
+class HostRendezvous(RendezvousHandler):
+    """Rendezvous for the elastic agent of this host. The host that can listen at the endpoint serves the store."""
 
-    def __init__(self, endpoint: str, run_id: str, min_nodes: int, max_nodes: int) -> None:
+    def __init__(self, endpoint: str, run_id: str, min_hosts: int, max_hosts: int) -> None:
         """Prepare the rendezvous; nothing is opened before the first one.
 
         Args:
-            endpoint: HOST:PORT of one node, the same on all. A single node needs none.
+            endpoint: HOST:PORT of one host of the run, the same on all. A single host needs none.
             run_id: Name of the run, by which a store separates several runs.
-            min_nodes: Number of nodes without which no rank starts.
-            max_nodes: Number of nodes with which the ranks start at once.
+            min_hosts: Number of hosts without which no rank starts.
+            max_hosts: Number of hosts with which the ranks start at once.
         """
-        # A single node is closed to others, whatever its endpoint is.
-        self._host, self._port = host_and_port(endpoint) if max_nodes > 1 else (LOOPBACK, 0)
+        # A single host is closed to others, whatever its endpoint is.
+        self._server, self._port = host_and_port(endpoint) if max_hosts > 1 else (LOOPBACK, 0)
+        """Host that serves the store, and the port of the store."""
         self._run_id = run_id
         self._me = Member(f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}")
-        self._first = GroupStart(min_nodes, max_nodes)
-        """State of a run of which this is the first node."""
+        self._first = GroupStart(min_hosts, max_hosts)
+        """State of a run of which this is the first host."""
         self._signs = SignsOfLife()
         self._connected: TCPStore | None = None
         self._unanswered: threading.Thread | None = None
         """Call of the store that has not returned."""
         self._joined = 0
-        """Number of the last start in which this node took part."""
+        """Number of the last start in which this host took part."""
         self._is_refused = False
-        """Whether this node cannot take part, and the others go on without it."""
+        """Whether this host cannot take part, and the others go on without it."""
         self._asked_at = 0.0
         self.log_dir: Path | None = None
-        """Folder of the ranks' logs, in which a rank may forbid a restart, or leave the run to the other nodes."""
+        """Folder of the ranks' logs, in which a rank may forbid a restart, or leave the run to the other hosts."""
 
     def get_backend(self) -> str:
         """Return the name in torch's registry."""
@@ -120,14 +121,14 @@ class NodeRendezvous(RendezvousHandler):
         """Join the next start and wait until it is complete. A long wait is reported.
 
         Raises:
-            FinalFailure: a rank of this node has forbidden a restart.
-            RendezvousClosedError: the run has ended on another node.
+            FinalFailure: a rank of this host has forbidden a restart.
+            RendezvousClosedError: the run has ended on another host.
             RendezvousConnectionError: the store does not answer.
             RendezvousStateError: the store holds something else.
-            RendezvousTimeoutError: too few nodes have joined in time.
-            UsageError: the run has other numbers of nodes.
+            RendezvousTimeoutError: too few hosts have joined in time.
+            UsageError: the run has other numbers of hosts.
         """
-        # torch's agent restarts ranks whatever their exit code is, but asks for the nodes of the next start first.
+        # torch's agent restarts ranks whatever their exit code is, but asks for the hosts of the next start first.
         if self.log_dir is not None and forbids_restart(self.log_dir):
             raise FinalFailure
         report, deadline = _WaitReport(), time.monotonic() + _JOIN_S
@@ -145,15 +146,15 @@ class NodeRendezvous(RendezvousHandler):
                 report.show(f"{error}; waiting")  # the network may return
 
     def _advance(self, start: GroupStart, report: _WaitReport, deadline: float) -> float:
-        """Show that this node lives, and write what it makes of the state; return the deadline of the next round."""
+        """Show that this host lives, and write what it makes of the state; return the deadline of the next round."""
         if start.is_closed:
             raise RendezvousClosedError("another host has ended the run")
-        if start.is_complete and any(map(self._is_alive, start.nodes)):
-            deadline = time.monotonic() + _JOIN_S  # a spare node waits as long as the others train
+        if start.is_complete and any(map(self._is_alive, start.hosts)):
+            deadline = time.monotonic() + _JOIN_S  # a spare host waits as long as the others train
         if time.monotonic() > deadline:
             if not start.is_complete:
                 raise RendezvousTimeoutError(f"too few hosts have joined within {_JOIN_S:.0f} s")
-            # All nodes of this start are lost: none of them will open the next one.
+            # All hosts of this start are lost: none of them will open the next one.
             self._replace(start, start.opened_by(self._me.name))
             return time.monotonic() + _JOIN_S
         self._give_sign_of_life()
@@ -171,26 +172,26 @@ class NodeRendezvous(RendezvousHandler):
         prefix = self._key(f"start/{start.number}")
         return RendezvousInfo(
             PrefixStore(prefix, self._store),
-            start.nodes.index(self._me.name),
-            len(start.nodes),
-            RendezvousStoreInfo(self._host, self._port),
+            start.hosts.index(self._me.name),
+            len(start.hosts),
+            RendezvousStoreInfo(self._server, self._port),
         )
 
     def num_nodes_waiting(self) -> int:
-        """Return for how many nodes the ranks should start again. torch's agent asks ten times a second."""
+        """Return for how many hosts the ranks should start again. torch's agent asks ten times a second."""
         if time.monotonic() - self._asked_at < _POLL_S:
             return 0
         self._asked_at = time.monotonic()
         try:
             self._give_sign_of_life()
             start = self._read()
-            # Another node has opened the next start, because its ranks have failed: the agent ends the ranks of this
+            # Another host has opened the next start, because its ranks have failed: the agent ends the ranks of this
             # one and joins.
             if start.number > self._joined:
-                return len(start.nodes)
-            if len(start.nodes) == start.most:
+                return len(start.hosts)
+            if len(start.hosts) == start.most:
                 return 0
-            return sum(self._is_alive(node) for node in start.waiting)
+            return sum(self._is_alive(host) for host in start.waiting)
         except (RendezvousConnectionError, RendezvousStateError):
             return 0  # no reason to end ranks that train: their watchdogs notice if the network is down
 
@@ -199,20 +200,20 @@ class NodeRendezvous(RendezvousHandler):
         return self._connected is not None and self._read().is_closed
 
     def set_closed(self) -> None:
-        """Let no node join any more."""
-        # Again if another node has changed the state in between.
+        """Let no host join any more."""
+        # Again if another host has changed the state in between.
         while not self.is_closed() and self._connected is not None:
             start = self._read()
             self._replace(start, replace(start, is_closed=True))
 
     def shutdown(self) -> bool:
-        """End the run on all nodes, unless they go on without this one; return whether they can learn of it."""
+        """End the run on all hosts, unless they go on without this one; return whether they can learn of it."""
         if self._is_refused or (self.log_dir is not None and leaves_run(self.log_dir)):
             return True
         try:
             self.set_closed()
         except (RendezvousConnectionError, RendezvousStateError):
-            return False  # the node that serves the store has ended first
+            return False  # the host that serves the store has ended first
         return True
 
     def _connect(self, report: _WaitReport, deadline: float) -> TCPStore:
@@ -222,24 +223,24 @@ class NodeRendezvous(RendezvousHandler):
             RendezvousConnectionError: no store answers until the deadline.
         """
         # Not by torch, which tries for a minute in C++ and answers neither Ctrl-C nor a report meanwhile.
-        while (listener := listen(self._host, self._port)) is None and (reason := self._refusal()):
+        while (listener := listen(self._server, self._port)) is None and (reason := self._refusal()):
             if time.monotonic() > deadline:
                 raise RendezvousConnectionError(reason)
             report.show(
-                f"waiting for {self._host}:{self._port} (--rdzv-endpoint), which does not answer ({reason}): start "
+                f"waiting for {self._server}:{self._port} (--rdzv-endpoint), which does not answer ({reason}): start "
                 "the command on that host, and check that the port is open"
             )
             time.sleep(_POLL_S)  # then also listen again: the name of this host may not be known yet
         if listener is not None:
             self._port = listener.getsockname()[1]
-            return self._call(lambda: serve_store(listener, self._host, _STORE_TIMEOUT_S))
+            return self._call(lambda: serve_store(listener, self._server, _STORE_TIMEOUT_S))
         timeout = timedelta(seconds=_STORE_TIMEOUT_S)
-        return self._call(lambda: TCPStore(self._host, self._port, is_master=False, timeout=timeout))
+        return self._call(lambda: TCPStore(self._server, self._port, is_master=False, timeout=timeout))
 
     def _refusal(self) -> str:
         """Return why the endpoint does not answer, or ""."""
         try:
-            socket.create_connection((self._host, self._port), _CONNECT_S).close()
+            socket.create_connection((self._server, self._port), _CONNECT_S).close()
         except OSError as error:
             return error.strerror or str(error)
         return ""
@@ -248,18 +249,18 @@ class NodeRendezvous(RendezvousHandler):
         if start.nnodes != self._first.nnodes:
             self._is_refused = True
             raise UsageError(
-                f"--nnodes {self._first.nnodes}: the run at {self._host}:{self._port} has --nnodes {start.nnodes}; "
+                f"--nnodes {self._first.nnodes}: the run at {self._server}:{self._port} has --nnodes {start.nnodes}; "
                 "give the same value on all hosts"
             )
 
     def _takes_part_in(self, start: GroupStart) -> bool:
         is_new = start.number > self._joined and not start.is_closed
-        return is_new and start.is_complete and self._me.name in start.nodes
+        return is_new and start.is_complete and self._me.name in start.hosts
 
     def _describe(self, start: GroupStart) -> str:
-        count = len(start.nodes)
-        joined = f"{count} of {start.most} hosts have joined at {self._host}:{self._port}"
-        if self._me.name not in start.nodes:
+        count = len(start.hosts)
+        joined = f"{count} of {start.most} hosts have joined at {self._server}:{self._port}"
+        if self._me.name not in start.hosts:
             return f"waiting for a place in the run: {joined}"
         if count >= start.least:
             return f"waiting up to {LAST_CALL_S:.0f} s for more hosts: {joined}"
@@ -273,12 +274,12 @@ class NodeRendezvous(RendezvousHandler):
     def _give_sign_of_life(self) -> None:
         self._call(lambda: self._store.add(self._key(f"alive/{self._me.name}"), 1))
 
-    def _is_alive(self, node: str) -> bool:
+    def _is_alive(self, host: str) -> bool:
         # Adding 0 reads a counter, even one that does not exist yet; `get` would wait for it.
-        return self._signs.is_alive(node, self._call(lambda: self._store.add(self._key(f"alive/{node}"), 0)))
+        return self._signs.is_alive(host, self._call(lambda: self._store.add(self._key(f"alive/{host}"), 0)))
 
     def _read(self) -> GroupStart:
-        # Not `get`, which would wait for a first state: the first node to come writes it.
+        # Not `get`, which would wait for a first state: the first host to come writes it.
         text = self._call(lambda: self._store.compare_set(self._key("state"), "", self._first.encode()))
         try:
             return GroupStart.decode(text.decode(errors="replace"))
@@ -286,8 +287,8 @@ class NodeRendezvous(RendezvousHandler):
             raise RendezvousStateError(str(error)) from None
 
     def _replace(self, start: GroupStart, wanted: GroupStart) -> None:
-        """Write a state, unless another node has changed the present one meanwhile."""
-        # Compared and set at once by the store: of two nodes that write together, one reads the other's state and
+        """Write a state, unless another host has changed the present one meanwhile."""
+        # Compared and set at once by the store: of two hosts that write together, one reads the other's state and
         # tries again.
         if wanted != start:
             self._call(lambda: self._store.compare_set(self._key("state"), start.encode(), wanted.encode()))
@@ -301,7 +302,7 @@ class NodeRendezvous(RendezvousHandler):
         if self._unanswered:
             self._unanswered.join(_ANSWER_S)
             if self._unanswered.is_alive():
-                raise _SilentStoreError(self._host)
+                raise _SilentStoreError(self._server)
         answers: SimpleQueue[tuple[_T | None, Exception | None]] = SimpleQueue()
 
         def call() -> None:
@@ -315,7 +316,7 @@ class NodeRendezvous(RendezvousHandler):
         try:
             answer, error = answers.get(timeout=_ANSWER_S)
         except Empty:
-            raise _SilentStoreError(self._host) from None
+            raise _SilentStoreError(self._server) from None
         if error is not None:
             raise RendezvousConnectionError(str(error).partition("\n")[0]) from error
         return cast("_T", answer)

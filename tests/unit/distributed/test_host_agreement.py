@@ -1,4 +1,4 @@
-"""Which nodes take part in a start of the ranks, as the state changes from node to node."""
+"""Which hosts take part in a start of the ranks, as the state changes from host to host."""
 
 import itertools
 import json
@@ -6,12 +6,12 @@ import pickle
 
 import pytest
 
-from facetrain.distributed import node_agreement
-from facetrain.distributed.node_agreement import GroupStart, Member, SignsOfLife
+from facetrain.distributed import host_agreement
+from facetrain.distributed.host_agreement import GroupStart, Member, SignsOfLife
 from tests.support.waiting import set_time
 
 
-def alive(node):
+def alive(host):
     return True
 
 
@@ -19,15 +19,15 @@ def alive(node):
 def clock(monkeypatch):
     """A clock that the test sets; a list of one number."""
     now = [0.0]
-    set_time(monkeypatch, node_agreement.__name__, monotonic=lambda: now[0])
+    set_time(monkeypatch, host_agreement.__name__, monotonic=lambda: now[0])
     return now
 
 
 def test_a_start_is_complete_with_the_largest_number_of_nodes():
-    start, nodes = GroupStart(2, 3), [Member(name) for name in "abc"]
-    for node in nodes:
+    start, hosts = GroupStart(2, 3), [Member(name) for name in "abc"]
+    for host in hosts:
         assert not start.is_complete
-        start = node.advance(start, alive)
+        start = host.advance(start, alive)
     assert start == GroupStart(2, 3, 1, ("a", "b", "c"), is_complete=True)
 
 
@@ -36,7 +36,7 @@ def test_with_fewer_nodes_a_start_waits_for_the_last_call_after_the_last_node_ha
     start = first.advance(GroupStart(2, 3), alive)
     clock[0] = 100
     start = first.advance(start, alive)
-    assert not start.is_complete, "one node is too few at any time"
+    assert not start.is_complete, "one host is too few at any time"
     start = second.advance(start, alive)
     for seconds, is_complete in ((29, False), (30, True)):
         clock[0] = 100 + seconds
@@ -70,7 +70,7 @@ def test_a_node_that_comes_late_waits_and_takes_the_place_of_a_node_that_is_gone
     )
     full = GroupStart(1, 2, 5, ("a", "b"))
     assert late.advance(full, alive) == full
-    assert late.advance(full, lambda node: node == "a") == GroupStart(1, 2, 5, ("a", "c"), is_complete=True)
+    assert late.advance(full, lambda host: host == "a") == GroupStart(1, 2, 5, ("a", "c"), is_complete=True)
 
 
 def test_a_node_is_alive_while_its_counter_changes(clock):
@@ -98,7 +98,7 @@ VALID = json.loads(GroupStart(1, 2, 3, ("a",)).encode())
         "", "null", "[]", "7", "{}", "[" * 100_000, pickle.dumps(GroupStart(1, 2), protocol=0).decode(),
         json.dumps(VALID | {"number": "3"}), json.dumps(VALID | {"number": True}),
         json.dumps(VALID | {"most": "3"}),
-        json.dumps(VALID | {"nodes": None}), json.dumps(VALID | {"nodes": [["a"]]}),
+        json.dumps(VALID | {"hosts": None}), json.dumps(VALID | {"hosts": [["a"]]}),
         json.dumps(VALID | {"waiting": [1]}),
     ],
     ids=str.__len__,
