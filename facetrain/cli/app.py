@@ -18,10 +18,11 @@ from facetrain import __version__, own_parts
 from facetrain.cli.commands import Program
 from facetrain.cli.standard_streams import OutputError, prepare_standard_streams
 from facetrain.distributed.process_lifetime import (
+    Mark,
     end_with_launcher,
-    forbid_restart,
     launched_by_torchrun,
     leave_exit_code,
+    leave_mark,
 )
 from facetrain.distributed.process_setup import (
     bound_spinning,
@@ -126,7 +127,7 @@ def _exit_with_error(error: Any) -> None:
     if isinstance(error, OutputError) and isinstance(error.__cause__, BrokenPipeError):
         sys.exit(_BROKEN_PIPE)
     if is_final(error):
-        forbid_restart()
+        leave_mark(Mark.NO_RESTART)
     if isinstance(error, FacetrainError):
         _exit(str(error), error.exit_code)
     if hasattr(error, "format_message"):  # an exception of typer or click: the command line is wrong

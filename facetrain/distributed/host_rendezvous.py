@@ -35,7 +35,7 @@ from torch.distributed.elastic.rendezvous import (
 from facetrain.distributed.host_agreement import LAST_CALL_S, GroupStart, Member, SignsOfLife
 from facetrain.distributed.listening_sockets import listen, serve_store
 from facetrain.distributed.network_interface import LOOPBACK
-from facetrain.distributed.process_lifetime import forbids_restart, leaves_run
+from facetrain.distributed.process_lifetime import Mark, has_mark
 from facetrain.distributed.topology import host_and_port
 from facetrain.errors import UsageError
 
@@ -129,7 +129,7 @@ class HostRendezvous(RendezvousHandler):
             UsageError: the run has other numbers of hosts.
         """
         # torch's agent restarts ranks whatever their exit code is, but asks for the hosts of the next start first.
-        if self.log_dir is not None and forbids_restart(self.log_dir):
+        if self.log_dir is not None and has_mark(self.log_dir, Mark.NO_RESTART):
             raise FinalFailure
         report, deadline = _WaitReport(), time.monotonic() + _JOIN_S
         self._connected = self._connected or self._connect(report, deadline)
@@ -208,7 +208,7 @@ class HostRendezvous(RendezvousHandler):
 
     def shutdown(self) -> bool:
         """End the run on all hosts, unless they go on without this one; return whether they can learn of it."""
-        if self._is_refused or (self.log_dir is not None and leaves_run(self.log_dir)):
+        if self._is_refused or (self.log_dir is not None and has_mark(self.log_dir, Mark.LEAVES)):
             return True
         try:
             self.set_closed()

@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 from contextlib import suppress
+from enum import StrEnum
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,8 +16,17 @@ _PR_SET_PDEATHSIG = 1  # from Linux's prctl.h
 _OWN_LAUNCHER = "FACETRAIN_LAUNCHER"
 """Environment variable with the process id of the facetrain that starts the ranks. All others that an elastic agent
 sets are torchrun's as well."""
-_NO_RESTART, _LEAVES, _FAILED = "no_restart", "leaves", "failed_with_"
-"""Files in a rank's folder of the elastic agent; the exit code follows the last name."""
+_FAILED = "failed_with_"
+"""Beginning of the mark of a rank that has printed why it ends; the exit code follows."""
+
+
+class Mark(StrEnum):
+    """Mark of a rank for facetrain's launcher: a file in the rank's folder of the elastic agent."""
+
+    NO_RESTART = "no_restart"
+    """Every restart of this rank would fail as it does now."""
+    LEAVES = "leaves"
+    """This host cannot take part, and the others go on without it."""
 
 
 def has_agent() -> bool:
@@ -46,14 +56,17 @@ def outside_launcher() -> str:
     )
 
 
-def forbid_restart() -> None:
-    """Leave a mark for facetrain's launcher: every restart of this rank would fail as it does now."""
-    _leave_mark(_NO_RESTART)
+def leave_mark(mark: str) -> None:
+    """Leave a mark for the launcher of this rank, if that is facetrain."""
+    error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if error_file and _OWN_LAUNCHER in os.environ:
+        with suppress(OSError):
+            Path(error_file).with_name(str(mark)).touch()  # Python 3.11 takes no subclass of str for a name
 
 
-def leave_run() -> None:
-    """Leave a mark for facetrain's launcher: the other hosts go on without this one, which cannot take part."""
-    _leave_mark(_LEAVES)
+def has_mark(log_dir: Path, mark: Mark) -> bool:
+    """Return whether a rank has left a mark. `log_dir` is the folder of the elastic agent for the logs of its ranks."""
+    return any(log_dir.glob(f"*/attempt_*/*/{mark}"))
 
 
 def leave_exit_code(exit_code: int) -> None:
@@ -61,34 +74,13 @@ def leave_exit_code(exit_code: int) -> None:
 
     After a signal, torch's agent reports the exit code of no rank.
     """
-    _leave_mark(f"{_FAILED}{exit_code}")
+    leave_mark(f"{_FAILED}{exit_code}")
 
 
 def left_exit_code(attempt: Path) -> int:
     """Return the exit code that a rank of a start has left; 0 if none has. `attempt` is the agent's folder of it."""
     left = sorted(attempt.glob(f"*/{_FAILED}*"), key=lambda path: path.stat().st_mtime_ns)
     return int(left[0].name.removeprefix(_FAILED)) if left else 0
-
-
-def forbids_restart(log_dir: Path) -> bool:
-    """Return whether a rank has forbidden restarts, whose logs an elastic agent keeps in a folder."""
-    return _has_mark(log_dir, _NO_RESTART)
-
-
-def leaves_run(log_dir: Path) -> bool:
-    """Return whether a rank has found that its host cannot take part, while the other hosts can."""
-    return _has_mark(log_dir, _LEAVES)
-
-
-def _leave_mark(name: str) -> None:
-    error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if error_file and _OWN_LAUNCHER in os.environ:
-        with suppress(OSError):
-            Path(error_file).with_name(name).touch()
-
-
-def _has_mark(log_dir: Path, name: str) -> bool:
-    return any(log_dir.glob(f"*/attempt_*/*/{name}"))
 
 
 def process_stat(pid: int) -> tuple[str, str]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from facetrain import errors
 from facetrain.distributed import collectives
-from facetrain.distributed.process_lifetime import leave_run
+from facetrain.distributed.process_lifetime import Mark, leave_mark
 from facetrain.errors import (
     FacetrainError,
     LostRankError,
@@ -205,7 +205,7 @@ class Ranks:
         leaves_alone = self.goes_on and host != 0 and is_final(error)
         if failure is not None:
             if leaves_alone:
-                leave_run()
+                leave_mark(Mark.LEAVES)
             raise of_all_ranks(failure)
         is_elsewhere = self.rendezvous is not None and self.spans_hosts and self.speaks_for_host
         if is_elsewhere and host != self._host:
