@@ -65,12 +65,10 @@ class ResultOptions:
             require_report(self.report)
 
 
-@option_groups
-def evaluate(
-    system: ModelOrScores,
-    options: ProtocolOptions,
-    results: ResultOptions,
-    inference: InferenceOptions,
+@dataclass(frozen=True)
+class OtherModels:
+    """Models beside the evaluated one, and scores to compare it with."""
+
     gallery_model: Annotated[
         Path | None,
         typer.Option(
@@ -79,7 +77,7 @@ def evaluate(
             help="Model of the enrolled faces: it embeds the galleries, and the second image or template of each pair. "
             "Default: MODEL embeds both.",
         ),
-    ] = None,
+    ] = None
     against: Annotated[
         Path | None,
         typer.Option(
@@ -88,7 +86,16 @@ def evaluate(
             help="Second model, or a file of another system's scores: test the difference to it on the same pairs and "
             "bootstrap draws.",
         ),
-    ] = None,
+    ] = None
+
+
+@option_groups
+def evaluate(
+    system: ModelOrScores,
+    options: ProtocolOptions,
+    results: ResultOptions,
+    inference: InferenceOptions,
+    others: OtherModels,
 ) -> None:
     """Verify a model, or the scores of another system.
 
@@ -96,42 +103,41 @@ def evaluate(
     """
     system = system.completed(err=results.only_json)
     system.check()
-    _require_options_of_system(system, options, inference, gallery_model, against)
+    _require_options_of_system(system, options, inference, others)
     results.check()
-    inputs = (system.given, gallery_model, against, system.slices, *map(Path, system.targets))
+    inputs = (system.given, others.gallery_model, others.against, system.slices, *map(Path, system.targets))
     require_no_input(inputs, results.json_file, results.csv_file)
-    require_existing(system.model, gallery_model, against if system.model else None, system.slices)
-    evaluation = _evaluate(system, options, inference, gallery_model, against)
+    against = others.against if system.model else None
+    require_existing(system.model, others.gallery_model, against, system.slices)
+    evaluation = _evaluate(system, options, inference, others)
     if not evaluation.is_leader:
         return
     # The report comes last: if it fails, the results of a long evaluation are printed and stored before.
-    models = {"model": str(system.given)} | ({"gallery_model": str(gallery_model)} if gallery_model else {})
+    models = {"model": str(system.given)}
+    if others.gallery_model:
+        models["gallery_model"] = str(others.gallery_model)
     _print_results(evaluation, models, results)
     if results.report is not None:
-        page = _write_report(evaluation, system, results.report, gallery_model, against)
+        page = _write_report(evaluation, system, results.report, others)
         if not results.only_json:
             echo_line(f"report: {page}")
 
 
 def _require_options_of_system(
-    system: ModelOrScores,
-    options: ProtocolOptions,
-    inference: InferenceOptions,
-    gallery_model: Path | None,
-    against: Path | None,
+    system: ModelOrScores, options: ProtocolOptions, inference: InferenceOptions, others: OtherModels
 ) -> None:
     """Refuse options that have no effect on what is evaluated.
 
     Raises:
         UsageError: there are such options.
     """
-    if against is not None and not options.bootstrap:
+    if others.against is not None and not options.bootstrap:
         raise UsageError(
-            f"--against {against}: the difference is tested on bootstrap draws; remove --bootstrap 0"
+            f"--against {others.against}: the difference is tested on bootstrap draws; remove --bootstrap 0"
         )
     usual = Inference()
     of_models = {
-        f"--gallery-model {gallery_model}": gallery_model is not None,
+        f"--gallery-model {others.gallery_model}": others.gallery_model is not None,
         "--no-flip": not options.flip,
         "--bf16": inference.bf16,
         f"--device {inference.device}": inference.device != usual.device,
@@ -143,27 +149,22 @@ def _require_options_of_system(
 
 
 def _evaluate(
-    system: ModelOrScores,
-    options: ProtocolOptions,
-    inference: InferenceOptions,
-    gallery_model: Path | None,
-    against: Path | None,
+    system: ModelOrScores, options: ProtocolOptions, inference: InferenceOptions, others: OtherModels
 ) -> ModelResults:
-    """Return the results of the model, or of the scores."""
     from facetrain.cli.progress_bar import progress_bar
     from facetrain.config.paths import eval_dir_of_run
     from facetrain.verify.evaluate import evaluate as evaluate_model
     from facetrain.verify.evaluate import evaluate_scores
 
     if system.model is None:
-        return evaluate_scores(system.given, against=against, options=options)
+        return evaluate_scores(system.given, against=others.against, options=options)
     with progress_bar("embedding") as progress:
         return evaluate_model(
             system.given,
             system.targets,
             system.data_dir or eval_dir_of_run(system.model),
-            gallery_model=gallery_model,
-            against=against,
+            gallery_model=others.gallery_model,
+            against=others.against,
             slices=system.slices,
             options=options,
             inference=inference,
@@ -171,25 +172,16 @@ def _evaluate(
         )
 
 
-def _write_report(
-    evaluation: ModelResults,
-    system: ModelOrScores,
-    folder: Path,
-    gallery_model: Path | None,
-    against: Path | None,
-) -> Path:
-    """Write the HTML report, and return its first page."""
+def _write_report(evaluation: ModelResults, system: ModelOrScores, folder: Path, others: OtherModels) -> Path:
     from facetrain.verify.output.report import write_report
     from facetrain.verify.sets.pair_set import PairSet
 
     files = [target.path for target in evaluation.sets.values() if isinstance(target, PairSet)]
     if system.model is None:
         files = [system.given]
-    others = {"gallery model": gallery_model, "compared with": against}
     details = _report_details(evaluation.sets, files, system.data_dir, others)
-    return write_report(
-        folder, evaluation, model=str(system.given), other=str(against or ""), details=details
-    )
+    other = str(others.against or "")
+    return write_report(folder, evaluation, model=str(system.given), other=other, details=details)
 
 
 def _print_results(evaluation: ModelResults, models: dict[str, str], results: ResultOptions) -> None:
@@ -216,7 +208,7 @@ def _print_results(evaluation: ModelResults, models: dict[str, str], results: Re
 
 
 def _report_details(
-    sets: Iterable[str], files: Iterable[Path | None], data_dir: Path | None, others: dict[str, Path | None]
+    sets: Iterable[str], files: Iterable[Path | None], data_dir: Path | None, others: OtherModels
 ) -> dict[str, str]:
     """Return date, versions, sets, digests of their files, and command of an evaluation, for its report."""
     import platform
@@ -229,6 +221,7 @@ def _report_details(
     from facetrain import __version__
     from facetrain.checkpoint.manifest import sha256_of
 
+    models = {"gallery model": others.gallery_model, "compared with": others.against}
     digests = {path.name: sha256_of(path) for path in files if path is not None and path.is_file()}
     return {
         "date": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
@@ -236,6 +229,6 @@ def _report_details(
         "sets": ", ".join(sets) + (f" in {data_dir}" if data_dir else ""),
         "digests": ", ".join(f"{name} sha256:{digest}" for name, digest in digests.items())
         or "none: folders",
-        **{role: str(path) for role, path in others.items() if path is not None},
+        **{role: str(path) for role, path in models.items() if path is not None},
         "command": shlex.join(["facetrain", *map(without_secrets, sys.argv[1:])]),
     }
