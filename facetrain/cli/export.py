@@ -168,7 +168,6 @@ def _evaluate(model: Path | EmbeddingModel, target: list[str] | None, data_dir: 
 
 
 def _report(opened: EmbeddingModel, exported: Exported, options: ExportOptions) -> dict[str, Any]:
-    """Return the result of an export as JSON."""
     first, *second = map(str, exported.files)
     return {
         "output": first,

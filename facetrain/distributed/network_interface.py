@@ -80,7 +80,6 @@ def _ipv4_address(interface: str) -> str:
 
 
 def _ipv6_interfaces() -> dict[str, str]:
-    """Return the interface of each IPv6 address of this host."""
     interfaces = {}
     with suppress(OSError):
         for line in Path("/proc/net/if_inet6").read_text().splitlines():

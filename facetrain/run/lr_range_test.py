@@ -163,7 +163,6 @@ def choose_rate(rates: Sequence[float], losses: Sequence[float]) -> float | None
 
 
 def _loss(config: Config, values: dict[str, float]) -> float:
-    """Return the loss that training lowers, of the means of a step."""
     if config.distill is None:
         return values["loss"]
     return config.distill.margin_weight * values["loss"] + config.distill.weight * values["distill_loss"]

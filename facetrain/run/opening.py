@@ -31,7 +31,6 @@ def report_start(parts: Parts, outputs: RunOutputs) -> None:
 
 
 def _opening_line(parts: Parts) -> str:
-    """Return the first line of a run: its data, its network, its steps, and where it computes."""
     config, world, schedule, step = parts.config, parts.world, parts.schedule, parts.state.step
     verified = float32_name(world.device)
     trained = verified if config.train.precision == "fp32" else config.train.precision
@@ -39,7 +38,7 @@ def _opening_line(parts: Parts) -> str:
     sizes = f"{batches[0]:,}" + (f" to {batches[-1]:,}" if len(batches) > 1 else "")
     return (
         f"{parts.folder}: {images_text(parts.data.source.num_images, parts.data.source.num_classes)}; "
-        f"{config.model.backbone}{_remark(parts)}, {config.head.margin.type}; "
+        f"{config.model.backbone}{_adapters_text(parts)}, {config.head.margin.type}; "
         f"{count_text(schedule.total_steps, 'step')} of {sizes} images "
         f"on {world.size} × {world.device.type} in {trained}"
         + (f", verified in {verified}" if parts.data.sets and verified != trained else "")
@@ -48,8 +47,7 @@ def _opening_line(parts: Parts) -> str:
     )
 
 
-def _remark(parts: Parts) -> str:
-    """Return a remark about low-rank adapters, if there are any."""
+def _adapters_text(parts: Parts) -> str:
     lora = parts.config.model.lora
     if lora is None:
         return ""

@@ -235,7 +235,6 @@ def digest_text(text: str) -> str:
 
 
 def _folder_of_new_run(request: TrainRequest, config: Config, folders: FolderClaim, lease: Lease) -> Path:
-    """Return the folder of a run that `train` starts or continues."""
     if lease.folder:  # the request was changed by what was measured for this run
         return lease.folder
     default = Path(config.run.dir) / config.run.name
@@ -260,7 +259,6 @@ def _with_recorded_choices(
 
 
 def _run_id(folder: Path, checkpoint: Checkpoint | None) -> str:
-    """Return the id of the run, or a new one."""
     # A copied folder of checkpoints has no id: the run goes on under the id of its checkpoint.
     known = checkpoint and (read_run_id(folder) or run_id_of(checkpoint.manifest))
     return known or new_run_id()

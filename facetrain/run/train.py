@@ -76,7 +76,6 @@ def train(
 
 @contextmanager
 def _joined(ranks: Ranks, config: Config) -> Iterator[World]:
-    """Form the process group of the ranks as the config says."""
     deterministic, timeout_s = config.train.deterministic, config.train.timeout_s
     if deterministic:
         fix_cublas_workspace()  # cuBLAS reads the variable when CUDA starts, which joining does
