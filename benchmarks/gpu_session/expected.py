@@ -13,7 +13,7 @@ from facetrain.plan.head_memory import head_memory
 def run_config(keys: dict[str, Any], device: str) -> Config:
     """Return the config of a run without verification; `keys` are keys such as `train.precision` and their values."""
     values: dict[str, Any] = {"data": {"train": "generated"}, "eval": {"targets": []}}
-    for key, value in ({"train.device": device} | keys).items():
+    for key, value in ({"train.device": device, "train.precision": "bf16"} | keys).items():
         section, name = key.split(".")
         values.setdefault(section, {})[name] = value
     return build_config(values, "GPU session")

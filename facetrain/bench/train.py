@@ -33,6 +33,7 @@ from facetrain.run.choose import rate_values
 from facetrain.run.parts.loader import build_augment, build_loader, count_workers
 from facetrain.run.parts.state import build_state
 from facetrain.run.parts.step_schedule import StepSchedule, schedule_steps
+from facetrain.run.suited_settings import with_suited_precision
 from facetrain.telemetry.memory import peak_gib
 from facetrain.training.choose_kernels import choose_kernels
 from facetrain.training.deterministic import deterministic_algorithms
@@ -140,12 +141,12 @@ def measure_steps(config: Config, num_classes: int) -> tuple[float, float, str]:
 
 
 def _benched(config: Config) -> Config:
-    """Return the config with a small rate and without an end.
+    """Return the config with a small rate, a number format of this machine, and without an end.
 
     Also without stages: the head of one and the batch of another would be a run that does not exist.
     """
     values = rate_values(config, _LR) | {"train.stages": (), "train.max_steps": None}
-    return with_values(config, values, "the benchmark")
+    return with_suited_precision(with_values(config, values, "the benchmark"))
 
 
 @contextmanager

@@ -42,11 +42,7 @@ def examine(
     results: list[CheckResult] = []
     if world.local_rank == 0:
         with errors_as_failures(results, "machine"):
-            # Of a precision that is still chosen, nothing is asked.
-            is_given = config and "train.precision" not in _keys_to_choose(config, chosen_without)
-            results += check_machine(
-                world.local_size, config.train.precision if config and is_given else "fp32"
-            )
+            results += check_machine(world.local_size, config.train.precision if config else "auto")
     # On every rank: it is a collective.
     with errors_as_failures(results, "network"):
         results.append(check_network(world.device))
@@ -116,17 +112,13 @@ def check_settings(
     `chosen_without`: see `examine`.
     """
     facts = gather_facts(config, source, collectives.world_size())
-    chosen = _keys_to_choose(config, chosen_without)
+    chosen = keys_to_choose(config, chosen_without)
     for each in suited_settings(facts):
         if each.key in chosen:
             yield passed(each.key, f"{each.value}, {each.reason}")
     for suited, fault in unsuited_settings(config, facts):
         if suited.key not in chosen:
             yield warning(suited.key, fault, f"set it to {suited.value}: {suited.reason}", "likely")
-
-
-def _keys_to_choose(config: Config, chosen_without: frozenset[str] | None) -> list[str]:
-    return [] if chosen_without is None else keys_to_choose(config, chosen_without)
 
 
 def _check_labels(source: FaceDataset, name: str) -> list[CheckResult]:

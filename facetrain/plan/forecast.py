@@ -191,7 +191,7 @@ def _of_stage(
     # In the buckets of DDP, or from the second micro-batch on, they exist before the backward pass.
     gradients_held = gpus > 1 or config.optim.accumulate > 1
     backbone = backbone_memory(
-        config.model, side, precision=config.train.precision, batch=batch, gradients_held=gradients_held
+        config.model, side, precision=_precision(config), batch=batch, gradients_held=gradients_held
     )
     load = head_load(config, num_classes, gpus, batch, stages)
     head = head_memory(load)
@@ -226,6 +226,11 @@ def _of_stage(
     )
 
 
+def _precision(config: Config) -> str:
+    # The GPU need not be here. fp16, which auto takes on older ones, needs as much memory.
+    return "bf16" if config.train.precision == "auto" else config.train.precision
+
+
 def _prefetched(config: Config, head: HeadMemory) -> int:
     """Return the bytes of the rows on the device that `RowPrefetcher` keeps of a table in the host's memory or on disk.
 
@@ -248,12 +253,10 @@ def _teacher(config: Config, load: HeadLoad) -> tuple[int, int, int]:
     if distill.cache is None:
         opened = open_model(local_path(distill.teacher), torch.device("cpu"))
         weights = sum(tensor.nbytes for tensor in (*opened.network.parameters(), *opened.network.buffers()))
-        precision, batch = config.train.precision, load.local_batch
-        return (
-            0,
-            weights,
-            embedding_bytes(opened.network, opened.image_size, batch=batch, precision=precision),
+        embedding = embedding_bytes(
+            opened.network, opened.image_size, batch=load.local_batch, precision=_precision(config)
         )
+        return 0, weights, embedding
     if distill.loss != "fixed_centers":
         return 0, 0, 0
     settings, size = teacher_settings(load.settings), cached_embedding_size(local_path(distill.cache))

@@ -47,7 +47,7 @@ from facetrain.run.parts.open_data import RunData, open_data
 from facetrain.run.parts.step_schedule import StepSchedule, schedule_steps
 from facetrain.run.request import CHOSEN_KEYS, TrainRequest
 from facetrain.run.run_plan import RunPlan
-from facetrain.run.suited_settings import Suited, chosen_for, gather_facts, keys_to_choose
+from facetrain.run.suited_settings import Suited, gather_facts, keys_to_choose, suited_settings
 from facetrain.training.early_stop import EarlyStop
 
 
@@ -135,11 +135,12 @@ def resolve(
         config = _with_recorded_choices(config, checkpoint, request, asked.set_keys)
     config = with_paths_of_sets(with_downloads(config, pin, has_weights=checkpoint is not None))
     data, suited = open_data(with_absolute_paths(config)), list[Suited]()
-    if request.has_data_alone and not checkpoint:
+    keys = _keys_to_choose(config, request, asked.set_keys)
+    if keys and not checkpoint:
         if config.train.deterministic:
             fix_cublas_workspace()  # the facts about a GPU start CUDA
         facts = gather_facts(config, data.source, ranks.size)
-        suited = chosen_for(config, facts, asked.set_keys)
+        suited = [each for each in suited_settings(facts) if each.key in keys]
         config = with_values(config, {each.key: each.value for each in suited}, "the chosen settings")
     here = with_absolute_paths(config)
     schedule = schedule_steps(config, epoch_size(data.source), ranks.size)
@@ -252,10 +253,13 @@ def _with_recorded_choices(
     if request.choose and not is_set(set_keys, "optim.lr"):
         # As `choose.rate_values`: the rate of Muon follows, even if the command sets the one that it begins with.
         keys |= {"optim.lr", "optim.muon.lr"} if config.optim.muon else {"optim.lr"}
-    if request.has_data_alone:
-        keys.update(keys_to_choose(config, set_keys))
+    keys.update(_keys_to_choose(config, request, set_keys))
     saved = saved_config(checkpoint)
     return with_values(config, {key: lookup(saved, key) for key in keys}, str(checkpoint.folder))
+
+
+def _keys_to_choose(config: Config, request: TrainRequest, set_keys: frozenset[str]) -> list[str]:
+    return keys_to_choose(config, set_keys if request.has_data_alone else None)
 
 
 def _run_id(folder: Path, checkpoint: Checkpoint | None) -> str:

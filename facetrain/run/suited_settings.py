@@ -1,4 +1,4 @@
-"""Settings that suit a dataset and a machine: `train --data` takes them, and `doctor` compares a config with them."""
+"""Settings that suit a dataset and a machine: a run takes those that are not given, and `doctor` compares with them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from facetrain.config.loading import is_set
+from facetrain.config.loading import is_set, with_values
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
 from facetrain.device.capability import cpu_multiplies_bfloat16, multiplies_bfloat16
@@ -19,10 +19,9 @@ from facetrain.text import count_text
 _DECIDED_BY = {
     # What is given of a network belongs to one that the command knows.
     "model.backbone": ("model.backbone", "model.init_from", "model.layers", "model.widths"),
-    "train.precision": ("train.precision",),
     "optim.lr": ("optim.lr",),
 }
-"""Config keys of the suited settings: each is chosen if the command sets none of the keys after it."""
+"""Config keys that `train --data` chooses: each if the command sets none of the keys after it."""
 _FEWEST_IMAGES_OF_R50 = 490_000
 """Images of the smallest dataset with which r50 is published, CASIA-WebFace."""
 _SGD_BATCHES, _SGD_RATES = (128, 1024, 4096), (0.02, 0.1, 0.4)
@@ -85,7 +84,7 @@ def _machine(device: str) -> tuple[bool, bool]:
 
 def suited_settings(facts: RunFacts) -> list[Suited]:
     """Return network, number format and learning rate for a training from random weights."""
-    return [_network(facts), _precision(facts), suited_rate(facts)]
+    return [_network(facts), _precision(facts.has_gpu, facts.has_bfloat16), suited_rate(facts)]
 
 
 def _network(facts: RunFacts) -> Suited:
@@ -101,12 +100,12 @@ def _network(facts: RunFacts) -> Suited:
     return Suited("model.backbone", "r50", f"with which most results are published, for {data}")
 
 
-def _precision(facts: RunFacts) -> Suited:
-    where = "GPU" if facts.has_gpu else "CPU"
-    if facts.has_bfloat16:
+def _precision(has_gpu: bool, has_bfloat16: bool) -> Suited:
+    where = "GPU" if has_gpu else "CPU"
+    if has_bfloat16:
         return Suited("train.precision", "bf16", f"the {where} multiplies it faster than float32")
     # A CPU emulates both kinds of 16 bits, many times slower than float32.
-    value = "fp16" if facts.has_gpu else "fp32"
+    value = "fp16" if has_gpu else "fp32"
     return Suited("train.precision", value, f"the {where} does not multiply bfloat16")
 
 
@@ -121,19 +120,29 @@ def suited_rate(facts: RunFacts) -> Suited:
     return Suited("optim.lr", float(f"{rate:.2g}"), reason)
 
 
-def keys_to_choose(config: Config, set_keys: frozenset[str]) -> list[str]:
-    """Return the config keys that `train --data` chooses, if the command sets `set_keys`."""
+def with_suited_precision(config: Config) -> Config:
+    """Return a config whose `train.precision` is a format: instead of auto, the one that suits this machine."""
+    if config.train.precision != "auto":
+        return config
+    suited = _precision(*_machine(config.train.device))
+    return with_values(config, {suited.key: suited.value}, "the chosen format")
+
+
+def keys_to_choose(config: Config, chosen_without: frozenset[str] | None) -> list[str]:
+    """Return the config keys that a run chooses when it begins.
+
+    `chosen_without`: for `train --data` without a config, the keys that the command sets; otherwise None.
+    """
+    keys = ["train.precision"] if config.train.precision == "auto" else []
+    if chosen_without is None:
+        return keys
     # No rates are published for Muon.
     left = ["optim.lr"] if config.optim.muon else []
-    return [
-        key for key, deciding in _DECIDED_BY.items() if key not in left and not is_set(set_keys, *deciding)
+    return keys + [
+        key
+        for key, deciding in _DECIDED_BY.items()
+        if key not in left and not is_set(chosen_without, *deciding)
     ]
-
-
-def chosen_for(config: Config, facts: RunFacts, set_keys: frozenset[str]) -> list[Suited]:
-    """Return the settings that `train --data` takes, if the command sets `set_keys`."""
-    keys = keys_to_choose(config, set_keys)
-    return [each for each in suited_settings(facts) if each.key in keys]
 
 
 def unsuited_settings(config: Config, facts: RunFacts) -> Iterator[tuple[Suited, str]]:

@@ -92,9 +92,10 @@ class TrainSettings(Settings):
     null: after all epochs."""
     stop_early: StopEarlySettings | None = None
     """When the run ends before its last step. null: never."""
-    precision: Literal["fp32", "bf16", "fp16"] = "bf16"
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Number format of the backbone. Its last layer and the loss are always computed in float32; in bf16, the products
-    with the class centers are not."""
+    with the class centers are not. auto: bf16 where the GPU or the CPU has products of it; otherwise fp16 on a GPU,
+    and fp32 on a CPU. A run keeps the format with which it began."""
     compile: Compilation = "off"
     """Compile the blocks of the backbone with torch.compile. The compiled code is cached for later runs.
     reduce-overhead: also replay it from CUDA graphs, for small batches, where the GPU waits for the host."""

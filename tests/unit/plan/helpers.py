@@ -7,11 +7,11 @@ SMALL_MODEL = {"backbone": "iresnet", "layers": [1] * 4, "widths": [16, 16, 32, 
 
 
 def small_config(**sections) -> Config:
-    """Return the config of a small run, of which `sections` replace whole sections."""
+    """Return the config of a small run in float32, of which `sections` replace whole sections."""
     values = {
         "data": {"train": "none", "image_size": 32},
         "model": SMALL_MODEL,
-        "train": {"batch_size": 4, "precision": "fp32"},
+        "train": {"precision": "fp32"} | sections.pop("train", {"batch_size": 4}),
         "eval": {"targets": []},
     }
     return build_config(values | sections, "test")

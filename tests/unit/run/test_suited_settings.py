@@ -74,6 +74,27 @@ def test_train_and_doctor_take_the_same_settings_for_a_dataset_alone(
     assert not list(check_settings(plan.config, open_dataset(data), None)) or "optim.lr=0.5" in settings
 
 
+@pytest.mark.parametrize(("has_bfloat16", "expected"), [(True, "bf16"), (False, "fp32")])
+def test_a_config_without_a_number_format_gets_that_of_the_machine_and_a_resume_keeps_it(
+    tmp_path, monkeypatch, has_bfloat16, expected
+):
+    monkeypatch.setattr(suited, "_machine", lambda device: (False, has_bfloat16))
+    data = write_records(tmp_path / "data", [0, 0, 1, 1], size=16)
+    overrides = (f"data.train={data}", "eval.targets=[]", "train.global_batch_size=2")
+    plan = planned(TrainRequest(overrides=overrides), tmp_path / "run")
+    assert plan.config.train.precision == expected
+    assert len(plan.chosen) == 1, "nothing else is chosen for a config"
+    assert suited.with_suited_precision(asked_config(TrainRequest(overrides=overrides)).config).train == (
+        plan.config.train
+    ), "as a benchmark has it"
+    checkpoint = SimpleNamespace(folder="x", meta={"config": "data: {train: x}\ntrain: {precision: fp16}\n"})
+    config = build_config({"data": {"train": "x"}}, "test")
+    again = resolve._with_recorded_choices(config, checkpoint, TrainRequest(), frozenset())
+    assert again.train.precision == "fp16"
+    given = build_config({"data": {"train": "x"}, "train": {"precision": "bf16"}}, "test")
+    assert resolve._with_recorded_choices(given, checkpoint, TrainRequest(), frozenset()) == given
+
+
 def test_published_batches_have_the_published_rates_and_a_preset_stays_as_it_is(tmp_path):
     facts = suited.RunFacts(584, 9449, 128, "sgd", has_gpu=False, has_bfloat16=True)
     rates = {}
@@ -176,9 +197,8 @@ def test_the_processor_says_whether_it_multiplies_bfloat16(tmp_path, monkeypatch
 def test_what_a_command_sets_is_not_chosen_at_the_start_nor_after_a_restart(overrides, given):
     config = build_config({"data": {"train": "x"}}, "test", overrides)
     keys = override_keys(overrides)
-    facts = suited.RunFacts(100, 1000, 4096, "sgd", has_gpu=True, has_bfloat16=True)
     expected = [key for key in KEYS if key not in given]
-    assert [each.key for each in suited.chosen_for(config, facts, keys)] == expected
+    assert sorted(suited.keys_to_choose(config, keys)) == sorted(expected)
     saved = "data: {train: x}\nmodel: {backbone: r18}\ntrain: {precision: fp16}\noptim: {lr: 0.3}\n"
     checkpoint = SimpleNamespace(folder="x", meta={"config": saved})
     again = resolve._with_recorded_choices(config, checkpoint, TrainRequest(own_data=True), keys)
