@@ -161,9 +161,10 @@ def install_torch() -> str:
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an operation failed because the GPU or the host has too little memory left.
 
-    torch raises a plain RuntimeError for the host: only its text differs from that of other errors.
+    torch raises a plain RuntimeError for the host, and for NVIDIA's libraries, which allocate GPU memory themselves:
+    only its text differs from that of other errors.
     """
-    words = ("out of memory", "allocate memory")
+    words = ("out of memory", "allocate memory", "_ALLOC_FAILED")
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and any(word in str(error) for word in words)
     )

@@ -37,7 +37,14 @@ def refused_by_the_gpu():
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
 
 
-@pytest.mark.parametrize("fail", [refused_by_the_gpu, lambda: torch.empty(10**15), lambda: bytes(1 << 60)])
+def refused_by_cublas():
+    raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+
+
+@pytest.mark.parametrize(
+    "fail",
+    [refused_by_the_gpu, refused_by_cublas, lambda: torch.empty(10**15), lambda: bytes(1 << 60)],
+)
 def test_too_little_memory_is_an_error_of_the_run_with_advice(fail):
     world = World(rank=3, local_rank=0, size=1, local_size=1, device=torch.device("cpu"))
     message = "rank 3: too little memory .*; `facetrain plan` lists"
