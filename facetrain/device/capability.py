@@ -27,9 +27,11 @@ def bfloat16_fault(device: torch.device) -> str:
 
 
 def float32_name(device: torch.device) -> str:
-    """Return the name of float32 arithmetic on a device: by PyTorch's default, GPUs convolve in TF32."""
-    tf32 = device.type == "cuda" and torch.backends.cudnn.allow_tf32
-    return "fp32 (convolutions in TF32)" if tf32 else "fp32"
+    """Return the name of float32 arithmetic on a device: by PyTorch's default, GPUs that have TF32 convolve in it."""
+    # The first are the GPUs with TF32. Not `allow_tf32`: torch raises an error when it is read after a program has set
+    # this one.
+    precision = torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
+    return "fp32 (convolutions in TF32)" if multiplies_bfloat16(device) and precision == "tf32" else "fp32"
 
 
 def can_run_kernels(device: torch.device) -> bool:
