@@ -64,6 +64,8 @@ class Job:
 class Sizes:
     """Sizes of the measurements: those for a GPU, or tiny ones for a rehearsal on a CPU."""
 
+    precision: str = "bf16"
+    """Of whole steps and runs, and of the fastest product beside fp32."""
     image_size: int = 112
     batch: int = 128
     first_backbone: str = "r100"
@@ -85,7 +87,10 @@ class Sizes:
 
     def config(self, backbone: str, batch: int, **changes: Any) -> dict[str, Any]:
         """Return keys of a config and their values."""
-        keys = {"model.backbone": backbone, "train.batch_size": batch, "data.image_size": self.image_size}
+        keys = {
+            "model.backbone": backbone, "train.batch_size": batch, "train.precision": self.precision,
+            "data.image_size": self.image_size,
+        }  # fmt: skip
         return keys | {name.replace("__", "."): value for name, value in changes.items()}
 
     @property
@@ -96,6 +101,7 @@ class Sizes:
 
 ON_GPU = Sizes()
 REHEARSAL = Sizes(
+    precision="fp32",  # a CPU may multiply bfloat16 thirty times slower
     image_size=16,
     batch=2,
     first_backbone="r18",
@@ -129,7 +135,7 @@ def list_jobs(checkout: Path, *, gpus: int, everything: bool = False) -> list[Jo
 
 
 def _deciding(sizes: Sizes) -> Iterator[Job]:
-    yield Job("rates", "rates", 20)
+    yield Job("rates", "rates", 20, {"precisions": sorted({sizes.precision, "fp32"})})
     yield _self_test(sizes, "bf16")
     head = {"embeddings": sizes.head_batch, "embedding_size": sizes.embedding_size}
     for classes in sizes.shards:
@@ -163,8 +169,9 @@ def _backbone(sizes: Sizes, name: str, batch: int, limit: int) -> Job:
 
 
 def _steps(sizes: Sizes, backbone: str, batch: int, identities: int, gpus: int) -> Job:
-    config = sizes.config(backbone, batch, train__precision="bf16")
-    options = {"config": config, "identities": identities, "gpus": gpus, "turns": sizes.turns}
+    options = {
+        "config": sizes.config(backbone, batch), "identities": identities, "gpus": gpus, "turns": sizes.turns
+    }  # fmt: skip
     return Job(f"steps {gpus} x {backbone} {batch} {identities}", "steps", 150, options)
 
 

@@ -59,9 +59,9 @@ def measure_steps(
     yield row(what, "copies, GB/s", report["copied_bytes"] / 1e9)
 
 
-def measure_rates(device: str, failures: list[str]) -> Rows:
-    """Yield the rates of the fastest matrix product and of the fastest copy."""
-    for precision in ("bf16", "fp32"):
+def measure_rates(device: str, precisions: list[str], failures: list[str]) -> Rows:
+    """Yield the rates of the fastest matrix product in each precision, and of the fastest copy."""
+    for precision in precisions:
         peak = measure_peak(precision, torch.device(device))
         yield row(f"products in {precision}", "TFLOP/s", peak.flops / 1e12)
     yield row("copies", "GB/s", peak.bytes / 1e9)
