@@ -97,10 +97,12 @@ def open_parquet(folder: Path) -> CatalogDataset:
     Raises:
         DataError: if pyarrow is not installed, a file is missing or damaged, or a column is missing.
     """
-    files, skipped = _train_files(files_in(folder, (".parquet",)))
+    found = files_in(folder, (".parquet",))
+    files, skipped = _train_files(found)
     require_all_shards(files)
     entries = [(file.name, file.kind, file.reason) for file in skipped]
-    columns = cached_columns(catalog_path(folder), files, partial(_build_catalog, files, entries))
+    # Of all files: the catalog lists those of other splits as well.
+    columns = cached_columns(catalog_path(folder), found, partial(_build_catalog, files, entries))
     return ParquetDataset(folder, files, columns)
 
 

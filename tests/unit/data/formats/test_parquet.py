@@ -178,6 +178,13 @@ def test_of_files_of_several_splits_those_of_train_are_read(tmp_path):
     assert open_dataset(tmp_path / "only").num_images == 2
 
 
+def test_a_file_of_another_split_that_is_added_later_is_listed_as_left_out(tmp_path):
+    write_named(tmp_path / "train-00000-of-00001.parquet", ["ann", "bob"])
+    assert not skipped_files(open_dataset(tmp_path))
+    write_named(tmp_path / "test-00000-of-00001.parquet", ["cy", "dan"])
+    assert [one.name for one in skipped_files(open_dataset(tmp_path))] == ["test-00000-of-00001.parquet"]
+
+
 @pytest.mark.parametrize("parts", [("ms1mv3", "glint"), ("part1", "part2"), ("train", "extra")])
 def test_files_without_the_name_of_a_split_belong_to_the_dataset(tmp_path, parts):
     for part in parts:
