@@ -6,8 +6,8 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from facetrain.errors import DataError
 from facetrain.files import error_reason, read_regular_text
@@ -30,8 +30,7 @@ _EXAMPLES = 3
 _COLUMNS = ["file", "kind", "reason"]
 
 
-@dataclass(frozen=True)
-class SkippedFile:
+class SkippedFile(NamedTuple):
     """File or folder that was left out."""
 
     name: str

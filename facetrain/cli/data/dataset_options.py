@@ -102,7 +102,7 @@ def print_written(written: Sequence[WrittenDataset], as_json: bool = False, **fa
 
 def json_facts(dataset: WrittenDataset) -> dict[str, Any]:
     """Return a written dataset as JSON values."""
-    return vars(dataset) | {"skipped": [vars(file) for file in dataset.skipped]}
+    return vars(dataset) | {"skipped": [file._asdict() for file in dataset.skipped]}
 
 
 @dataclass(frozen=True)

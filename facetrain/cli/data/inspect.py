@@ -84,7 +84,7 @@ def _inspect_dataset(path: Path, sheet: Path | None) -> tuple[dict[str, Any], li
     from facetrain.data.tools.inspect import describe_images
 
     source = open_dataset(path)
-    skipped = [vars(file) for file in skipped_files(source)]
+    skipped = [file._asdict() for file in skipped_files(source)]
     facts = {"folder": str(path), **describe_images(source), "skipped": skipped}
     if sheet is not None:
         write_identities_sheet(source, sheet)

@@ -72,7 +72,7 @@ class CatalogDataset:
 
         names                   names that are in no file, uint8
         identities              list of the names of the identities; empty or absent if they have none
-        skipped                 list of [name, kind, reason] of the members that are no images of an identity
+        skipped                 list of `SkippedFile`: the members that are no images of an identity
 
     A format whose images are not stored as such overrides `_read`, one whose names are not texts `_decode_name`.
 

@@ -15,6 +15,7 @@ import numpy as np
 from facetrain.data.column_cache import Columns
 from facetrain.data.formats.base import CatalogDataset, Format
 from facetrain.data.images.header import IMAGE_SUFFIXES, size_fault
+from facetrain.data.skipped_files import SkippedFile
 from facetrain.errors import DataError, UnreadableError
 from facetrain.files import error_reason, open_regular, os_errors_as
 from facetrain.text import printable
@@ -91,28 +92,28 @@ def open_folder(folder: Path) -> CatalogDataset:
     Raises:
         DataError: there are no images.
     """
-    skipped: list[tuple[str, str, str]] = []
+    skipped: list[SkippedFile] = []
     # Buffers and not lists of texts and numbers, which would take 280 bytes per image.
     identities, labels, names, name_sizes = list[str](), array("i"), bytearray(), array("i")
     for identity, is_folder in _entries(folder, skipped):
         if not is_folder:
-            skipped.append(
-                (printable(identity), "no_identity", "the file is not in the folder of an identity")
-            )
+            reason = "the file is not in the folder of an identity"
+            skipped.append(SkippedFile(printable(identity), "no_identity", reason))
             continue
         files = 0
         for name, is_folder in _entries(folder, skipped, f"{identity}/"):
             if is_folder:
-                skipped.append((printable(name), "nested", "a folder inside the folder of an identity"))
+                reason = "a folder inside the folder of an identity"
+                skipped.append(SkippedFile(printable(name), "nested", reason))
             elif _is_image(name):
                 encoded = os.fsencode(name)
                 names += encoded
                 name_sizes.append(len(encoded))
                 files += 1
             else:
-                skipped.append((printable(name), "suffix", "not a format that OpenCV reads"))
+                skipped.append(SkippedFile(printable(name), "suffix", "not a format that OpenCV reads"))
         if not files:
-            skipped.append((printable(identity), "empty", "the folder has no images"))
+            skipped.append(SkippedFile(printable(identity), "empty", "the folder has no images"))
             continue
         labels.extend([len(identities)] * files)
         identities.append(identity)
@@ -137,19 +138,18 @@ def open_folder(folder: Path) -> CatalogDataset:
 FORMAT = Format("image folder", open_folder)
 
 
-def _entries(
-    folder: Path, skipped: list[tuple[str, str, str]], parent: str = ""
-) -> Iterator[tuple[str, bool]]:
+def _entries(folder: Path, skipped: list[SkippedFile], parent: str = "") -> Iterator[tuple[str, bool]]:
     """Yield the sorted paths in a folder, or in a folder of it, and whether each is a folder; list what is skipped."""
     with os_errors_as(DataError, folder / parent), os.scandir(folder / parent) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
             name = parent + entry.name
             if entry.name.startswith("."):  # macOS writes ._NAME.jpg beside each image on a foreign disk
-                skipped.append((printable(name), "hidden", "the name begins with a dot"))
+                skipped.append(SkippedFile(printable(name), "hidden", "the name begins with a dot"))
             elif name == _LOST_AND_FOUND:
-                skipped.append((name, "special", "a folder of the file system"))
+                skipped.append(SkippedFile(name, "special", "a folder of the file system"))
             elif not parent and entry.is_symlink() and not os.path.exists(entry.path):
-                skipped.append((printable(name), "special", "a link to a file or folder that does not exist"))
+                reason = "a link to a file or folder that does not exist"
+                skipped.append(SkippedFile(printable(name), "special", reason))
             else:
                 yield name, entry.is_dir()
 

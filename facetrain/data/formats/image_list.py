@@ -31,6 +31,7 @@ from facetrain.data.formats.base import CatalogDataset, Format, catalog_path
 from facetrain.data.formats.image_folder import FileDataset
 from facetrain.data.formats.labels import number_identities, require_labels
 from facetrain.data.images.header import IMAGE_SUFFIXES, MAX_PIXELS
+from facetrain.data.skipped_files import SkippedFile
 from facetrain.errors import DataError
 from facetrain.files import error_reason
 from facetrain.text import printable
@@ -108,7 +109,7 @@ def _build_catalog(path: Path) -> Columns:
 
 def _without_repeats(
     path: Path, offset: array[int], size: array[int], label: np.ndarray, digest: np.ndarray
-) -> tuple[np.ndarray, list[tuple[str, str, str]]]:
+) -> tuple[np.ndarray, list[SkippedFile]]:
     """Return the rows of a list without those whose path is in an earlier one, and what is left out.
 
     Raises:
@@ -129,7 +130,7 @@ def _without_repeats(
             if label[first] != label[row]:
                 raise DataError(f"{path}: {name(row)} has two identities; keep the line with the right one")
             kept[row] = False
-            skipped.append((name(row), "repeated", "an earlier line has the path"))
+            skipped.append(SkippedFile(name(row), "repeated", "an earlier line has the path"))
     return kept, skipped
 
 

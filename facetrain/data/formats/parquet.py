@@ -100,9 +100,8 @@ def open_parquet(folder: Path) -> CatalogDataset:
     found = files_in(folder, (".parquet",))
     files, skipped = _train_files(found)
     require_all_shards(files)
-    entries = [(file.name, file.kind, file.reason) for file in skipped]
     # Of all files: the catalog lists those of other splits as well.
-    columns = cached_columns(catalog_path(folder), found, partial(_build_catalog, files, entries))
+    columns = cached_columns(catalog_path(folder), found, partial(_build_catalog, files, skipped))
     return ParquetDataset(folder, files, columns)
 
 
@@ -131,7 +130,7 @@ def _train_files(paths: list[Path]) -> tuple[list[Path], list[SkippedFile]]:
     return [path for path in paths if split_of.get(path, _TRAIN) == _TRAIN], skipped
 
 
-def _build_catalog(files: Sequence[Path], skipped: list[tuple[str, str, str]]) -> Columns:
+def _build_catalog(files: Sequence[Path], skipped: list[SkippedFile]) -> Columns:
     with arrow_columns.arrow_errors(files[0]):
         columns = _open(files[0]).schema_arrow.names
     image = arrow_columns.pick_column(columns, arrow_columns.IMAGE_COLUMNS, "image", files[0])

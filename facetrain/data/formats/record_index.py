@@ -23,6 +23,7 @@ from facetrain.data.column_cache import Columns
 from facetrain.data.formats.labels import MAX_LABEL
 from facetrain.data.formats.record_headers import Headers, read_headers, require_sound
 from facetrain.data.formats.recordio import RecordReader
+from facetrain.data.skipped_files import SkippedFile
 from facetrain.errors import RecordError
 
 _ROWS_PER_CHUNK = 1 << 19
@@ -160,9 +161,7 @@ def _labels_by_records(
     return label[has_image], has_image, is_table
 
 
-def _without_bytes(
-    keys: np.ndarray, has_image: np.ndarray, is_table: np.ndarray
-) -> list[tuple[str, str, str]]:
+def _without_bytes(keys: np.ndarray, has_image: np.ndarray, is_table: np.ndarray) -> list[SkippedFile]:
     """Return the records of images without bytes, as im2rec writes them for a file that it cannot read.
 
     The others without an image are record 0 and, after the last image, the identity records.
@@ -170,7 +169,7 @@ def _without_bytes(
     last = keys[has_image].max(initial=-1)
     is_expected = is_table & ((keys == keys.min()) | (keys > last))
     missing = np.sort(keys[~has_image & ~is_expected])
-    return [(f"key {key}", "unreadable", "the record has no image") for key in missing.tolist()]
+    return [SkippedFile(f"key {key}", "unreadable", "the record has no image") for key in missing.tolist()]
 
 
 def _check_successors_of_holes(reader: RecordReader, keys: np.ndarray, offsets: np.ndarray) -> None:

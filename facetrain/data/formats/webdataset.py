@@ -33,6 +33,7 @@ from facetrain.data.formats.names import SUFFIXES
 from facetrain.data.formats.shard_names import require_all_shards
 from facetrain.data.images.header import IMAGE_SUFFIXES
 from facetrain.data.positional_file import PositionalFile, open_stream
+from facetrain.data.skipped_files import SkippedFile
 from facetrain.errors import DataError
 from facetrain.files import error_reason, parse_json
 from facetrain.text import printable, shell_path
@@ -84,7 +85,7 @@ FORMAT = Format("WebDataset", open_tar, parts=("*.tar", "*.tar.gz", "*.tgz"))
 
 def _build_catalog(shards: list[Path]) -> Columns:
     """Return the catalog: labels are the identities if all are whole numbers, otherwise their rank in sorted order."""
-    skipped: list[tuple[str, str, str]] = []
+    skipped: list[SkippedFile] = []
     # Arrays and not tuples, which would take 600 bytes per image.
     places, identity_number, folder_number = array("q"), array("i"), array("i")
     number_of: dict[int | str, int] = {}
@@ -114,7 +115,7 @@ def _build_catalog(shards: list[Path]) -> Columns:
     return Columns.of(**columns, label=label, identities=identities, skipped=skipped)
 
 
-def _images(path: Path, skipped: list[tuple[str, str, str]]) -> Iterator[Image]:
+def _images(path: Path, skipped: list[SkippedFile]) -> Iterator[Image]:
     """Yield the images of a shard; add other members to `skipped`.
 
     The identity is a number if .cls or .json has one, otherwise a name. If both files exist, .cls counts.
@@ -124,7 +125,7 @@ def _images(path: Path, skipped: list[tuple[str, str, str]]) -> Iterator[Image]:
     others: list[tuple[str, str]] = []
 
     def skip(name: str, kind: str, reason: str) -> None:
-        skipped.append((f"{path.name}/{printable(name)}", kind, reason))
+        skipped.append(SkippedFile(f"{path.name}/{printable(name)}", kind, reason))
 
     try:
         with open_stream(path) as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
