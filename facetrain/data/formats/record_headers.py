@@ -25,6 +25,32 @@ _SPAN_BYTES = 1 << 22
 
 
 @dataclass(frozen=True)
+class Records:
+    """Places of N records in a file."""
+
+    reader: RecordReader
+    key: np.ndarray
+    """int64 (N,)."""
+    offset: np.ndarray
+    """First byte, int64 (N,)."""
+
+    def __len__(self) -> int:
+        return len(self.key)
+
+    def __getitem__(self, rows: slice | np.ndarray) -> Records:
+        return Records(self.reader, self.key[rows], self.offset[rows])
+
+    def location(self, row: int) -> str:
+        """Return file, key and byte offset for error messages."""
+        return self.reader.location(int(self.offset[row]), int(self.key[row]))
+
+    def require_none(self, wrong: np.ndarray, what: str) -> None:
+        """Raise RecordError for the first record that is wrong, bool (N,)."""
+        if wrong.any():
+            raise RecordError(f"{self.location(int(wrong.argmax()))}: {what}; {recordio.DAMAGE_ADVICE}")
+
+
+@dataclass(frozen=True)
 class Headers:
     """Headers of N records."""
 
@@ -45,26 +71,22 @@ class Headers:
         return (self.image_bytes == 0) & (self.second > 0)
 
 
-def read_headers(reader: RecordReader, offsets: np.ndarray, keys: np.ndarray) -> Headers:
-    """Read the headers of records at ascending int64 offsets (N,); the keys appear in error messages only.
+def read_headers(records: Records) -> Headers:
+    """Read the headers of N records at ascending offsets.
 
     Raises:
         RecordError: if no complete record starts at an offset.
     """
-    raw = _read_raw(reader, offsets, keys)
+    reader, offset = records.reader, records.offset
+    raw = _read_raw(records)
     length = (raw["word"] & recordio.MAX_LENGTH).astype(np.int64)
     flag = raw["flag"].astype(np.int64)
     is_whole = raw["word"] >> recordio.KIND_SHIFT == recordio.PART_WHOLE
-    require_sound(reader, offsets, keys, raw["magic"] != recordio.MAGIC, "no record starts there")
-    require_sound(
-        reader,
-        offsets,
-        keys,
-        offsets + _FRAME_BYTES + length > reader.size,
-        "the file ends inside this record",
-    )
-    too_short = is_whole & (_HEADER_BYTES + 4 * flag > length)
-    require_sound(reader, offsets, keys, too_short, "its header announces more labels than it contains")
+    end = offset + _FRAME_BYTES + length
+    image_bytes = length - _HEADER_BYTES - 4 * flag
+    records.require_none(raw["magic"] != recordio.MAGIC, "no record starts there")
+    records.require_none(end > reader.size, "the file ends inside this record")
+    records.require_none(is_whole & (image_bytes < 0), "its header announces more labels than it contains")
     with np.errstate(invalid="ignore"):  # a damaged label may be a signaling NaN
         label = np.where(flag > 0, raw["first"], raw["label"]).astype(np.float64)
         second = np.where(flag > 1, raw["second"], 0).astype(np.float64)
@@ -74,53 +96,39 @@ def read_headers(reader: RecordReader, offsets: np.ndarray, keys: np.ndarray) ->
     # The exact label, rounded, is the other one: else a bit of one of them is damaged.
     contradicts = np.zeros(len(label), bool)
     contradicts[is_exact] = exact.astype(np.float32) != label[is_exact].astype(np.float32)
-    require_sound(reader, offsets, keys, contradicts & is_whole, "its two labels differ")
+    records.require_none(contradicts & is_whole, "its two labels differ")
     label[is_exact] = exact
-    image_bytes, end = length - _HEADER_BYTES - 4 * flag, offsets + _FRAME_BYTES + length
-    headers = Headers(label, is_exact, second, image_bytes, end)
     # A split can fall into the header itself. Split records are rare: read them completely.
     for row in np.flatnonzero(~is_whole).tolist():
-        offset, key = int(offsets[row]), int(keys[row])
-        header, image = decode_record(reader.read_at(offset, key), reader.location(offset, key))
+        start = int(offset[row])
+        header, image = decode_record(reader.read_at(start, int(records.key[row])), records.location(row))
         label[row], is_exact[row], image_bytes[row] = header.label, header.is_exact, len(image)
-        end[row] = reader.end_of(offset)
-    return headers
+        end[row] = reader.end_of(start)
+    return Headers(label, is_exact, second, image_bytes, end)
 
 
-def _read_raw(reader: RecordReader, offsets: np.ndarray, keys: np.ndarray) -> np.ndarray:
+def _read_raw(records: Records) -> np.ndarray:
     """Return the first 40 bytes of every record as RAW_HEADER (N,), zeros after the end of the file."""
-    outside = (offsets < 0) | (offsets > reader.size - _FRAME_BYTES - _HEADER_BYTES)
-    require_sound(
-        reader, offsets, keys, outside, f"past the end of the file, which has {reader.size:,} bytes"
-    )
-    raw = np.zeros(len(offsets), dtype=RAW_HEADER)
-    raw_bytes = raw.view(np.uint8).reshape(len(offsets), RAW_HEADER.itemsize)
+    reader, offset = records.reader, records.offset
+    outside = (offset < 0) | (offset > reader.size - _FRAME_BYTES - _HEADER_BYTES)
+    records.require_none(outside, f"past the end of the file, which has {reader.size:,} bytes")
+    raw = np.zeros(len(offset), dtype=RAW_HEADER)
+    raw_bytes = raw.view(np.uint8).reshape(len(offset), RAW_HEADER.itemsize)
     start = 0
-    while start < len(offsets):
-        first = int(offsets[start])
-        stop = int(np.searchsorted(offsets, first + _SPAN_BYTES))
-        span = int(offsets[stop - 1]) - first + RAW_HEADER.itemsize
+    while start < len(offset):
+        first = int(offset[start])
+        stop = int(np.searchsorted(offset, first + _SPAN_BYTES))
+        span = int(offset[stop - 1]) - first + RAW_HEADER.itemsize
         if span <= (stop - start) * _DENSE_BYTES:
             data = reader.bytes_at(first, span)
             block = np.frombuffer(data + bytes(span - len(data)), dtype=np.uint8)
-            position = offsets[start:stop, None] - first + np.arange(RAW_HEADER.itemsize)
-            raw_bytes[start:stop] = block[position]
+            raw_bytes[start:stop] = block[offset[start:stop, None] - first + np.arange(RAW_HEADER.itemsize)]
         else:
-            for offset in offsets[start:stop].tolist():  # at once: an object store needs long for each answer
-                reader.prefetch_bytes(offset, RAW_HEADER.itemsize)
-            for row in range(start, stop):
-                data = reader.bytes_at(int(offsets[row]), RAW_HEADER.itemsize)
+            places = offset[start:stop].tolist()
+            for place in places:  # at once: an object store needs long for each answer
+                reader.prefetch_bytes(place, RAW_HEADER.itemsize)
+            for row, place in enumerate(places, start):
+                data = reader.bytes_at(place, RAW_HEADER.itemsize)
                 raw_bytes[row, : len(data)] = np.frombuffer(data, dtype=np.uint8)
         start = stop
     return raw
-
-
-def require_sound(
-    reader: RecordReader, offsets: np.ndarray, keys: np.ndarray, wrong: np.ndarray, what: str
-) -> None:
-    """Raise RecordError for the first record that is wrong, bool (N,)."""
-    if wrong.any():
-        row = int(np.flatnonzero(wrong)[0])
-        raise RecordError(
-            f"{reader.location(int(offsets[row]), int(keys[row]))}: {what}; {recordio.DAMAGE_ADVICE}"
-        )

@@ -21,7 +21,7 @@ import numpy as np
 
 from facetrain.data.column_cache import Columns
 from facetrain.data.formats.labels import MAX_LABEL
-from facetrain.data.formats.record_headers import Headers, read_headers, require_sound
+from facetrain.data.formats.record_headers import Headers, Records, read_headers
 from facetrain.data.formats.recordio import RecordReader
 from facetrain.data.skipped_files import SkippedFile
 from facetrain.errors import RecordError
@@ -104,59 +104,56 @@ def build_catalog(rec_path: Path, idx_path: Path) -> Columns:
             f"{idx_path}: is empty; {_REBUILD}" if idx_path.exists() else f"{rec_path}: contains no records"
         )
         raise RecordError(empty)
-    reader = RecordReader(rec_path)
+    records = Records(RecordReader(rec_path), keys, offsets)
     lowest = int(keys.argmin())  # the lines of an index can be in any order
-    record_0 = slice(lowest, lowest + 1)
-    first = read_headers(reader, offsets[record_0], keys[record_0])
+    first = read_headers(records[lowest : lowest + 1])
     announced = float(first.label[0]) if first.is_table[0] else None
     if offsets.min() > 0:
         raise RecordError(f"{idx_path}: leaves out the first record of {rec_path.name}; {_REBUILD}")
     label, skipped = None, []
     if announced is not None and _is_ascending(keys) and _is_ascending(offsets):
-        label = labels_by_ranges(reader, keys, offsets)
+        label = labels_by_ranges(records)
     if label is not None:
-        _check_successors_of_holes(reader, keys, offsets)
-        keys, offsets = keys[1 : len(label) + 1], offsets[1 : len(label) + 1]
+        _check_successors_of_holes(records)
+        images = records[1 : len(label) + 1]
     else:
-        label, has_image, is_table = _labels_by_records(reader, keys, offsets)
+        label, has_image, is_table = _labels_by_records(records)
         skipped = _without_bytes(keys, has_image, is_table)
-        keys, offsets = keys[has_image], offsets[has_image]
-    if not len(keys):
+        images = records[has_image]
+    if not len(images):
         raise RecordError(f"{rec_path}: contains no images")
-    is_consecutive = int(keys[-1]) - int(keys[0]) == len(keys) - 1 and _is_ascending(keys)
-    stored = keys[:0] if is_consecutive else keys
+    first_key, last_key = int(images.key[0]), int(images.key[-1])
+    is_consecutive = last_key - first_key == len(images) - 1 and _is_ascending(images.key)
     return Columns.of(
-        offset=offsets,
+        offset=images.offset,
         label=label,
-        key=stored,
-        first_key=int(keys[0]),
+        key=images.key[:0] if is_consecutive else images.key,
+        first_key=first_key,
         announced=announced,
         skipped=skipped,
     )
 
 
-def _labels_by_records(
-    reader: RecordReader, keys: np.ndarray, offsets: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _labels_by_records(records: Records) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Read all N headers.
 
     Returns:
         The labels of the images, int32 (images,); which records are images, and which have a range of keys, bool (N,).
     """
-    label = np.empty(len(keys), dtype=np.int32)
-    has_image, is_table = np.empty(len(keys), dtype=bool), np.empty(len(keys), dtype=bool)
-    order = None if _is_ascending(offsets) else np.argsort(offsets, kind="stable")
-    for start in range(0, len(keys), _ROWS_PER_CHUNK):
-        stop = min(start + _ROWS_PER_CHUNK, len(keys))
+    count = len(records)
+    label = np.empty(count, dtype=np.int32)
+    has_image, is_table = np.empty(count, dtype=bool), np.empty(count, dtype=bool)
+    order = None if _is_ascending(records.offset) else np.argsort(records.offset, kind="stable")
+    for start in range(0, count, _ROWS_PER_CHUNK):
+        stop = min(start + _ROWS_PER_CHUNK, count)
         rows = slice(start, stop) if order is None else order[start:stop]
-        headers = read_headers(reader, offsets[rows], keys[rows])
+        part = records[rows]
+        headers = read_headers(part)
         has_image[rows], is_table[rows] = headers.image_bytes > 0, headers.is_table
-        _check_labels(reader, headers, keys[rows], offsets[rows])
-        after = stop if order is None or stop == len(keys) else int(order[stop])
-        following = offsets[after] if stop < len(keys) else reader.size
-        _check_successors(
-            reader, keys[rows], offsets[rows], headers.end, np.append(offsets[rows][1:], following)
-        )
+        _check_labels(part, headers)
+        after = stop if order is None or stop == count else int(order[stop])
+        following = records.offset[after] if stop < count else records.reader.size
+        _check_successors(part, headers, np.append(part.offset[1:], following))
         label[rows] = np.where(has_image[rows], headers.label, 0)
     return label[has_image], has_image, is_table
 
@@ -172,51 +169,45 @@ def _without_bytes(keys: np.ndarray, has_image: np.ndarray, is_table: np.ndarray
     return [SkippedFile(f"key {key}", "unreadable", "the record has no image") for key in missing.tolist()]
 
 
-def _check_successors_of_holes(reader: RecordReader, keys: np.ndarray, offsets: np.ndarray) -> None:
+def _check_successors_of_holes(records: Records) -> None:
     """Check that no record is in the holes between ascending keys, and none after the last one."""
-    holes = np.append(np.flatnonzero(np.diff(keys) != 1), len(keys) - 1)
+    holes = np.append(np.flatnonzero(np.diff(records.key) != 1), len(records) - 1)
     for start in range(0, len(holes), _ROWS_PER_CHUNK):
         rows = holes[start : start + _ROWS_PER_CHUNK]
-        following = np.append(offsets, reader.size)[rows + 1]
-        end = read_headers(reader, offsets[rows], keys[rows]).end
-        _check_successors(reader, keys[rows], offsets[rows], end, following)
+        following = np.append(records.offset, records.reader.size)[rows + 1]
+        _check_successors(records[rows], read_headers(records[rows]), following)
 
 
-def _check_successors(
-    reader: RecordReader, keys: np.ndarray, offsets: np.ndarray, end: np.ndarray, following: np.ndarray
-) -> None:
+def _check_successors(records: Records, headers: Headers, following: np.ndarray) -> None:
     """Check that each of N records ends where the next one in the index begins.
 
     Raises:
         RecordError: records overlap, or the index leaves out what is between two of them or after the last one.
     """
-    end = end + -end % 4  # padding
-    require_sound(reader, offsets, keys, end > following, "the record runs into the next one")
-    require_sound(reader, offsets, keys, end < following, "the index leaves out the record after this one")
+    end = headers.end + -headers.end % 4  # padding
+    records.require_none(end > following, "the record runs into the next one")
+    records.require_none(end < following, "the index leaves out the record after this one")
 
 
-def _check_labels(reader: RecordReader, headers: Headers, keys: np.ndarray, offsets: np.ndarray) -> None:
+def _check_labels(records: Records, headers: Headers) -> None:
     """Check that the labels of N records, if they are images, are whole numbers that were not rounded."""
-    label = headers.label
+    label, is_image = headers.label, headers.image_bytes > 0
     is_valid = (label >= 0) & (label < MAX_LABEL) & (label == np.floor(label))
-    wrong = np.flatnonzero(~is_valid & (headers.image_bytes > 0))
-    if len(wrong):
-        row = int(wrong[0])
+    if (wrong := ~is_valid & is_image).any():
+        row = int(wrong.argmax())
         raise RecordError(
-            f"{reader.location(int(offsets[row]), int(keys[row]))}: the label {label[row]} is not a whole number "
-            "from 0 to 2^31; write the dataset again, with labels from 0"
+            f"{records.location(row)}: the label {label[row]} is not a whole number from 0 to 2^31; write the dataset "
+            "again, with labels from 0"
         )
-    rounded = np.flatnonzero(~headers.is_exact & (label >= _EXACT_FLOAT32) & (headers.image_bytes > 0))
-    if len(rounded):
-        row = int(rounded[0])
+    if (rounded := ~headers.is_exact & (label >= _EXACT_FLOAT32) & is_image).any():
+        row = int(rounded.argmax())
         raise RecordError(
-            f"{reader.location(int(offsets[row]), int(keys[row]))}: the label {label[row]:.0f} is a float32, which "
-            "several identities share from 2^24 on; write the file from its images by `facetrain data pack`, which "
-            "stores exact labels"
+            f"{records.location(row)}: the label {label[row]:.0f} is a float32, which several identities share from "
+            "2^24 on; write the file from its images by `facetrain data pack`, which stores exact labels"
         )
 
 
-def labels_by_ranges(reader: RecordReader, keys: np.ndarray, offsets: np.ndarray) -> np.ndarray | None:
+def labels_by_ranges(records: Records) -> np.ndarray | None:
     """Return the label of every image, int32 (images,), for a file with ascending keys whose record 0 is a header.
 
     The images are the records 1, 2, … before the first record without an image. Returns None if the ranges do not
@@ -225,79 +216,74 @@ def labels_by_ranges(reader: RecordReader, keys: np.ndarray, offsets: np.ndarray
     Raises:
         RecordError: if no complete record starts at an offset, or the label of a sampled image is invalid.
     """
-    end = _first_without_image(reader, keys, offsets)
-    ranges = _read_ranges(reader, keys[end:], offsets[end:])
+    end = _first_without_image(records)
+    ranges = _read_ranges(records[end:])
     if ranges is None or end == 1:
         return None
     first, past = ranges
     if not (np.isfinite(first) & np.isfinite(past) & (first >= 0) & (past <= _MAX_IN_RANGES)).all():
         return None
-    image_keys = keys[1:end]
+    images = records[1:end]
     boundaries = np.append(first, past[-1])
-    expected = np.array([image_keys[0], image_keys[-1] + 1]).astype(np.float32)
+    expected = np.array([images.key[0], images.key[-1] + 1]).astype(np.float32)
     is_tiling = (boundaries[1:] == past).all() and (np.diff(boundaries) >= 0).all()
     if not is_tiling or (boundaries[[0, -1]] != expected).any():
         return None
-    label = np.empty(len(image_keys), dtype=np.int32)
+    label = np.empty(len(images), dtype=np.int32)
     for start in range(0, len(label), _ROWS_PER_CHUNK):
         rows = slice(start, start + _ROWS_PER_CHUNK)
-        label[rows] = np.searchsorted(first, image_keys[rows], side="right") - 1
-    if not _correct_near_rounded_boundaries(reader, keys, offsets, boundaries, label):
+        label[rows] = np.searchsorted(first, images.key[rows], side="right") - 1
+    if not _correct_near_rounded_boundaries(images, boundaries, label):
         return None
     sampled = np.unique(np.linspace(0, len(label) - 1, _NUM_SAMPLED).astype(np.int64))
     # int64: searchsorted with float64 would convert all image keys to float64.
     sampled_first = first[:: max(1, len(first) // _NUM_SAMPLED)].astype(np.int64)
-    at_boundaries = np.searchsorted(image_keys, sampled_first)
+    at_boundaries = np.searchsorted(images.key, sampled_first)
     sampled = np.union1d(sampled, at_boundaries.clip(0, len(label) - 1))
-    headers = read_headers(reader, offsets[1 + sampled], keys[1 + sampled])
+    headers = read_headers(images[sampled])
     # The last image has the highest label.
-    _check_labels(reader, headers, keys[1 + sampled], offsets[1 + sampled])
+    _check_labels(images[sampled], headers)
     return label if (headers.label == label[sampled]).all() else None
 
 
-def _read_ranges(
-    reader: RecordReader, keys: np.ndarray, offsets: np.ndarray
-) -> tuple[np.ndarray, np.ndarray] | None:
+def _read_ranges(records: Records) -> tuple[np.ndarray, np.ndarray] | None:
     """Return first and past key of each identity record, float64 (identities,); None if one of them is an image."""
-    first, past = np.empty(len(keys)), np.empty(len(keys))
-    for start in range(0, len(keys), _ROWS_PER_CHUNK):
+    first, past = np.empty(len(records)), np.empty(len(records))
+    for start in range(0, len(records), _ROWS_PER_CHUNK):
         rows = slice(start, start + _ROWS_PER_CHUNK)
-        headers = read_headers(reader, offsets[rows], keys[rows])
+        headers = read_headers(records[rows])
         if headers.image_bytes.any():
             return None
         first[rows], past[rows] = headers.label, headers.second
-    return (first, past) if len(keys) else None
+    return (first, past) if len(records) else None
 
 
-def _first_without_image(reader: RecordReader, keys: np.ndarray, offsets: np.ndarray) -> int:
+def _first_without_image(records: Records) -> int:
     """Return the number of the first record after record 0 without an image, by bisection.
 
     Record 0 names this key too, but rounded to float32.
     """
-    low, high = 1, len(keys)
+    low, high = 1, len(records)
     while low < high:
         middle = (low + high) // 2
-        if read_headers(reader, offsets[middle : middle + 1], keys[middle : middle + 1]).image_bytes[0]:
+        if read_headers(records[middle : middle + 1]).image_bytes[0]:
             low = middle + 1
         else:
             high = middle
     return low
 
 
-def _correct_near_rounded_boundaries(
-    reader: RecordReader, keys: np.ndarray, offsets: np.ndarray, boundaries: np.ndarray, label: np.ndarray
-) -> bool:
+def _correct_near_rounded_boundaries(images: Records, boundaries: np.ndarray, label: np.ndarray) -> bool:
     """Read the labels near boundaries above 2^24 from the images' records, in place; return False if one is invalid."""
     rounded = np.unique(boundaries[boundaries >= _EXACT_FLOAT32])
-    image_keys = keys[1 : len(label) + 1]
     for start in range(0, len(rounded), _BOUNDARIES_PER_CHUNK):
         boundary = rounded[start : start + _BOUNDARIES_PER_CHUNK]
         # Rounding moves a key by up to half the distance of neighboring float32 numbers.
         reach = int(np.spacing(np.float32(boundary[-1]))) // 2
         near = (boundary[:, None] + np.arange(-reach, reach + 1)).astype(np.int64).reshape(-1)
-        rows = np.unique(np.searchsorted(image_keys, near))
+        rows = np.unique(np.searchsorted(images.key, near))
         rows = rows[rows < len(label)]
-        exact = read_headers(reader, offsets[1 + rows], keys[1 + rows]).label
+        exact = read_headers(images[rows]).label
         if not ((exact >= 0) & (exact < len(boundaries) - 1)).all():
             return False
         label[rows] = exact

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from facetrain.data.formats import record_index
+from facetrain.data.formats.record_headers import Records
 from facetrain.data.formats.record_index import labels_by_ranges, read_index
 from facetrain.data.formats.recordio import RecordHeader, RecordReader, RecordWriter
 from facetrain.data.open_dataset import open_dataset
@@ -13,7 +14,7 @@ from tests.support.datasets import write_records
 
 def labels_of(folder):
     rec = folder / "train.rec"
-    return labels_by_ranges(RecordReader(rec), *read_index(rec, folder / "train.idx"))
+    return labels_by_ranges(Records(RecordReader(rec), *read_index(rec, folder / "train.idx")))
 
 
 def write_from(folder, first_key, counts, *, label_of=lambda identity: identity):
