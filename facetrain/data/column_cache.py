@@ -147,9 +147,7 @@ def _find(name: Path, stamp: str) -> Columns | None:
     for path in _cache_paths(name):
         # Of any type: whatever is wrong with a cache file, the columns are computed again.
         with contextlib.suppress(Exception):
-            header = _read_header(path)
-            if header["stamp"] == stamp and _checksum_matches(path, header):
-                return _map(path, header)
+            return _open(path, stamp)
     return None
 
 
@@ -183,7 +181,6 @@ def _built_once(name: Path) -> Iterator[None]:
 
 
 def _cache_paths(name: Path) -> Iterator[Path]:
-    """Yield the paths that a cache file may have."""
     yield name
     yield path_in_cache_folder(name)
 
@@ -211,30 +208,22 @@ def _write(path: Path, header: dict[str, Any], arrays: Mapping[str, np.ndarray])
         file.write(json.dumps(header | {"crc": crc}).encode().ljust(_HEADER_BYTES))
 
 
-def _read_header(path: Path) -> dict[str, Any]:
+def _open(path: Path, stamp: str | None = None) -> Columns:
+    """Map a cache file; with a stamp, after a check that it is one of this stamp and sound.
+
+    Raises:
+        ValueError: it is of another version, of other inputs, or damaged.
+    """
     with path.open("rb") as file:
         header = parse_json(file.read(_HEADER_BYTES).decode())
-    if not isinstance(header, dict) or header["version"] != _VERSION:
-        raise ValueError("a cache file of another version")
-    return header
-
-
-def _checksum_matches(path: Path, header: dict[str, Any]) -> bool:
-    # Read, not mapped: mapped pages would count as memory of this process.
-    crc = 0
-    with path.open("rb") as file:
-        file.seek(_HEADER_BYTES)
-        while chunk := file.read(_CHUNK_BYTES):
-            crc = zlib.crc32(chunk, crc)
-    return bool(crc == header["crc"])
-
-
-def _open(path: Path) -> Columns:
-    return _map(path, _read_header(path))
-
-
-def _map(path: Path, header: dict[str, Any]) -> Columns:
-    with path.open("rb") as file:
+        if header["version"] != _VERSION or stamp not in (None, header["stamp"]):
+            raise ValueError("a cache file of another version, or of other inputs")
+        if stamp is not None:
+            crc = 0
+            while chunk := file.read(_CHUNK_BYTES):  # mapped pages would count as memory of this process
+                crc = zlib.crc32(chunk, crc)
+            if crc != header["crc"]:
+                raise ValueError("a damaged cache file")
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     arrays: dict[str, np.ndarray] = {}
     for name, dtype, length, position in header["columns"]:
