@@ -22,8 +22,7 @@ from facetrain.data.dataset import FaceDataset
 from facetrain.data.formats.image_writers import LabeledImage, write_parquet, write_webdataset
 from facetrain.data.formats.recordio import RecordHeader, RecordWriter
 from facetrain.data.images.decode import decode_rgb
-from facetrain.data.loading.batch_slots import BatchSlots
-from facetrain.data.loading.reader import ImageReader, ReadRequest
+from facetrain.data.loading.reader import BatchSlots, ImageReader, ReadRequest
 from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import DataError
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
+from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +17,7 @@ from facetrain.data.formats.base import Format
 from facetrain.data.formats.image_folder import folders_with_images
 from facetrain.data.formats.image_list import open_list
 from facetrain.data.formats.landmark_file import landmarks_path, open_landmarks, require_file_names
-from facetrain.data.formats.names import DATASET_SUFFIXES
-from facetrain.data.formats.table import FORMATS
+from facetrain.data.formats.names import DATASET_SUFFIXES, SUFFIXES
 from facetrain.data.label_problems import count_images
 from facetrain.data.mixture import is_mixture, open_mixture, parts_of
 from facetrain.data.remote_dataset import (
@@ -29,6 +30,12 @@ from facetrain.data.remote_dataset import (
 from facetrain.errors import DataError
 from facetrain.files import os_errors_as
 from facetrain.text import listed, printable, shell_path
+
+FORMATS: tuple[Format, ...] = tuple(
+    replace(import_module(f"facetrain.data.formats.{name}").FORMAT, suffixes=suffixes)
+    for name, suffixes in SUFFIXES.items()
+)
+"""Readers of all formats, in the order of precedence."""
 
 
 def open_dataset(

@@ -34,7 +34,7 @@ _PREFETCH_GAP = 1 << 18
 
 @dataclass(frozen=True)
 class Format:
-    """Format of datasets: its recognition and its opener. `table.py` lists all formats."""
+    """Format of datasets: its recognition and its opener. `open_dataset` lists all formats."""
 
     name: str
     open: Callable[[Path], CatalogDataset]

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from facetrain.data.dataset import FaceDataset, image_landmarks, prefetch_images
 from facetrain.data.formats.landmark_file import without_gaps
-from facetrain.data.loading.batch_slots import BatchSlots
 from facetrain.data.loading.device_prefetch import EXTRA_SLOTS, build_prefetcher
+from facetrain.data.loading.reader import BatchSlots
 from facetrain.data.loading.reader_pool import REQUEST_ROWS, ReaderPool
 from facetrain.data.loading.sampler import GlobalSampler
 from facetrain.device.profiler_ranges import profiler_range

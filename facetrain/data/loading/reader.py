@@ -1,4 +1,4 @@
-"""Reading processes: read, decode and resize images into batch slots. Imports no torch."""
+"""Reading processes: read, decode and resize images into batch slots, which are shared memory. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,32 @@ import numpy as np
 
 from facetrain.data.dataset import FaceDataset, read_afresh
 from facetrain.data.images.decode import NotAnImageError, decode, resize_square
-from facetrain.data.loading.batch_slots import BatchSlots
+from facetrain.data.shared_array import SharedArray
 from facetrain.distributed.spawn import GROUP_SIGNALS
 from facetrain.errors import DataError, FacetrainError, ImageError, RunError, UnreadableError
 
 _MAX_REPLACEMENT_TRIES = 100
+
+
+class BatchSlots:
+    """Buffers of the batches that are read ahead; one slot holds this rank's images of one step.
+
+    A reading process that gets them as an argument fills the same memory.
+    """
+
+    def __init__(self, slots: int, rows: int, image_size: int) -> None:
+        self._index = SharedArray((slots, rows), "int64")
+        self._image = SharedArray((slots, rows, image_size, image_size, 3), "uint8")
+
+    @property
+    def index(self) -> np.ndarray:
+        """Dataset index of each image, int64 (slots, rows)."""
+        return self._index.array
+
+    @property
+    def image(self) -> np.ndarray:
+        """Pixels, uint8 (slots, rows, image_size, image_size, 3)."""
+        return self._image.array
 
 
 @dataclass(frozen=True)

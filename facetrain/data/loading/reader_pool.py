@@ -17,8 +17,7 @@ from typing import NoReturn
 import numpy as np
 
 from facetrain.data.dataset import FaceDataset
-from facetrain.data.loading.batch_slots import BatchSlots
-from facetrain.data.loading.reader import ImageReader, ReadRequest, ReadResult, run_reader
+from facetrain.data.loading.reader import BatchSlots, ImageReader, ReadRequest, ReadResult, run_reader
 from facetrain.distributed.spawn import GROUP_SIGNALS, HelperContext, HelperProcess, signals_blocked
 from facetrain.errors import DataError, RunError
 

@@ -22,10 +22,9 @@ from facetrain.data.images.header import encoded_image_size
 from facetrain.data.label_problems import count_images
 from facetrain.data.mixture import MixtureDataset
 from facetrain.data.skipped_files import SkippedFile, skipped_table
-from facetrain.data.tools.file_names import FileNames, folders_are_reordered
+from facetrain.data.tools.file_names import FileNames, folders_are_reordered, unique_name
 from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.data.tools.selection import Selection
-from facetrain.data.unique_names import unique_name
 from facetrain.errors import DataError
 from facetrain.files import make_folder, new_folder, os_errors_as, require_absent
 from facetrain.progress import ProgressCallback, ignore_progress

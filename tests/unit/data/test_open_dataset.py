@@ -3,8 +3,7 @@ import tarfile
 import pytest
 
 from facetrain.data.formats.recordio import RecordHeader, RecordWriter
-from facetrain.data.formats.table import FORMATS
-from facetrain.data.open_dataset import check_counts, open_dataset
+from facetrain.data.open_dataset import FORMATS, check_counts, open_dataset
 from facetrain.errors import DataError
 from tests.support.command import ROOT
 from tests.support.datasets import encoded_image, write_records

@@ -13,8 +13,7 @@ from facetrain.data import object_blocks
 from facetrain.data.build import open_training_data
 from facetrain.data.dataset import prefetch_images
 from facetrain.data.images.decode import decode_rgb
-from facetrain.data.loading.batch_slots import BatchSlots
-from facetrain.data.loading.reader import ImageReader, ReadRequest
+from facetrain.data.loading.reader import BatchSlots, ImageReader, ReadRequest
 from facetrain.data.object_blocks import ObjectPath
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.remote_dataset import (

@@ -8,8 +8,7 @@ import pytest
 from facetrain.data.formats import recordio
 from facetrain.data.formats.recordio import RecordHeader, encode_record
 from facetrain.data.images import header
-from facetrain.data.loading.batch_slots import BatchSlots
-from facetrain.data.loading.reader import ImageReader, ReadRequest
+from facetrain.data.loading.reader import BatchSlots, ImageReader, ReadRequest
 from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import UnreadableError
 from tests.support.datasets import write_records

@@ -15,9 +15,8 @@ import pytest
 
 from facetrain.data.dataset import FaceDataset, skipped_files
 from facetrain.data.formats.recordio import RecordReader
-from facetrain.data.formats.table import FORMATS
 from facetrain.data.images.decode import decode_rgb
-from facetrain.data.open_dataset import open_dataset
+from facetrain.data.open_dataset import FORMATS, open_dataset
 from facetrain.errors import DataError
 from tests.support.datasets import encoded_image, images_of, write_records, write_tar
 from tests.support.lmdb_files import trainer_values, write_lmdb

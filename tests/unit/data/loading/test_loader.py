@@ -9,8 +9,8 @@ import torch
 
 from facetrain.data.dataset import ImageSubset
 from facetrain.data.images.decode import decode_rgb
-from facetrain.data.loading.batch_slots import BatchSlots
 from facetrain.data.loading.loader import Loader, LoaderSettings
+from facetrain.data.loading.reader import BatchSlots
 from facetrain.data.loading.reader_pool import REQUEST_ROWS, ReaderPool
 from facetrain.data.loading.sampler import GlobalSampler, MixtureSampler, SampleOrder
 from facetrain.data.open_dataset import open_dataset
