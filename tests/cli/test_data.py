@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from facetrain.data.formats.bin import read_bin
-from facetrain.data.images.header import encoded_image_size
+from facetrain.data.images.header import read_header
 from facetrain.data.open_dataset import open_dataset
 from facetrain.files import scratch_path
 from tests.support.command import facetrain, output_of, refusal, start
@@ -61,7 +61,7 @@ def test_a_pair_list_becomes_a_bin(tmp_path):
     )
     assert (tmp_path / "again.bin").read_bytes() == (tmp_path / "lfw.bin").read_bytes()
     run("pairs", tmp_path / "lfw.bin", "--output", tmp_path / "small.bin", "--reduce-to", 16)
-    assert encoded_image_size(read_bin(tmp_path / "small.bin")[0][0]) == (16, 16)
+    assert read_header(read_bin(tmp_path / "small.bin")[0][0])[1:] == (16, 16)
     for option in ("--count", "--seed", "--image-size"):
         given = ("--output", tmp_path / "more.bin", option, 40)
         assert f"{option} needs" in str(refusal("data", "pairs", tmp_path / "lfw.bin", *given))
@@ -165,7 +165,7 @@ def test_pack_reads_a_list_file_and_aligns_by_landmarks(tmp_path):
     asked = (*asked, "--landmarks", tmp_path / "points.csv", "--skip-bad", "--json")
     packed = json.loads(run(*asked))
     assert (packed["identities"], packed["images"]) == (4, 11) and "'0.png'" in packed["skipped"][0]["reason"]
-    assert encoded_image_size(open_dataset(tmp_path / "out").read(0)) == (112, 112)
+    assert read_header(open_dataset(tmp_path / "out").read(0))[1:] == (112, 112)
     process = facetrain("data", *asked, "--detector", tmp_path / "yunet.onnx")
     assert process.returncode == 2 and "give one of them" in process.stderr
 

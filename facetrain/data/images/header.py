@@ -6,6 +6,7 @@ The size must be known before decoding: the header of a tiny file can claim a si
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import struct
 from collections.abc import Iterator
@@ -58,21 +59,14 @@ class ImageHeader(NamedTuple):
 def read_header(data: bytes) -> ImageHeader | None:
     """Return the header of an encoded image; None for other data, and for a header that is cut off."""
     try:
-        format_and_size = _format_and_size(data)
+        return _read_header(data)
     except (struct.error, IndexError):
         return None
-    return None if format_and_size is None else ImageHeader(*format_and_size)
 
 
 def size_fault(num_bytes: int) -> str:
     """Return why no image has so many bytes, before they are read into memory; empty if one may have them."""
     return f"has {num_bytes:,} bytes, more than any image" if num_bytes > _MAX_BYTES else ""
-
-
-def encoded_image_size(data: bytes) -> tuple[int, int] | None:
-    """Return (width, height) from the header of an encoded image; None for other data."""
-    header = read_header(data)
-    return None if header is None else (header.width, header.height)
 
 
 def jpeg_orientation(data: bytes) -> int:
@@ -132,21 +126,21 @@ def _jpeg_segments(data: bytes) -> Iterator[tuple[int, int]]:
         position += 1 if marker == 0xFF else 2 + length
 
 
-def _format_and_size(data: bytes) -> tuple[str, int, int] | None:
+def _read_header(data: bytes) -> ImageHeader | None:
     if data[:2] == b"\xff\xd8":
         frame = _start_of_frame(data)
         if frame is None:
             return None
         height, width = _JPEG_SIZE.unpack_from(data, frame + 5)
-        return "JPEG", width, height
+        return ImageHeader("JPEG", width, height)
     if data[:8] == b"\x89PNG\r\n\x1a\n":
-        return "PNG", *struct.unpack_from(">II", data, 16)
+        return ImageHeader("PNG", *struct.unpack_from(">II", data, 16))
     if data[:2] == b"BM":
         width, height = struct.unpack_from("<ii", data, 18)
-        return "BMP", abs(width), abs(height)
+        return ImageHeader("BMP", abs(width), abs(height))
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         size = _webp_size(data)
-        return None if size is None else ("WebP", *size)
+        return None if size is None else ImageHeader("WebP", *size)
     if data[4:8] == b"ftyp":
         # The first brand can be mif1, which any coded image may have; the compatible brands name the codec.
         brands = data[8 : int.from_bytes(data[:4], "big")]
@@ -154,10 +148,11 @@ def _format_and_size(data: bytes) -> tuple[str, int, int] | None:
         return _largest_box_size(name, data) if name else None
     if data[:4] in (b"II*\x00", b"MM\x00*"):
         size = _tiff_size(data)
-        return None if size is None else ("TIFF", *size)
+        return None if size is None else ImageHeader("TIFF", *size)
     match = _PNM.match(data[:_PNM_HEADER_BYTES])
-    is_known = match is not None and (match[1] in b"14" or match[4] in _PNM_WHITE)
-    return ("PNM", int(match[2]), int(match[3])) if match is not None and is_known else None
+    if match is None or (match[1] not in b"14" and match[4] not in _PNM_WHITE):
+        return None
+    return ImageHeader("PNM", int(match[2]), int(match[3]))
 
 
 def _start_of_frame(data: bytes) -> int | None:
@@ -179,13 +174,13 @@ def _webp_size(data: bytes) -> tuple[int, int] | None:
     return None
 
 
-def _largest_box_size(name: str, data: bytes) -> tuple[str, int, int] | None:
+def _largest_box_size(name: str, data: bytes) -> ImageHeader | None:
     """Return the largest size in the boxes `ispe`: an AVIF also has the sizes of tiles and thumbnails."""
     sizes, position = [], data.find(b"ispe", 0, _ISOBMFF_HEADER_BYTES)
     while position >= 0:
         sizes.append(struct.unpack_from(">II", data, position + 8))
         position = data.find(b"ispe", position + 4, _ISOBMFF_HEADER_BYTES)
-    return (name, *max(sizes, key=lambda size: size[0] * size[1])) if sizes else None
+    return ImageHeader(name, *max(sizes, key=math.prod)) if sizes else None
 
 
 def _tiff_size(data: bytes) -> tuple[int, int] | None:

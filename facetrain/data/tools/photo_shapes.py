@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from facetrain.data.dataset import FaceDataset
-from facetrain.data.images.header import encoded_image_size
+from facetrain.data.images.header import ImageHeader, read_header
 from facetrain.data.loading.sampler import sample_numbers
 from facetrain.errors import UnreadableError
 
@@ -15,13 +15,14 @@ _LEAST_RATIO = 1.25
 def describe_photos(source: FaceDataset) -> str | None:
     """Return that a sample has the shapes of photos, and what to do; None for a dataset of faces."""
     numbers = sample_numbers(_SAMPLE, source.num_images).tolist()
-    photos = [size for number in numbers if (size := _size(source, number)) and has_photo_shape(*size)]
+    headers = filter(None, (_header(source, number) for number in numbers))
+    photos = [one for one in headers if has_photo_shape(one.width, one.height)]
     if not are_photos(len(photos), len(numbers)):
         return None
-    width, height = photos[0]
     return (
-        f"{len(photos)} of {len(numbers)} sampled images look like whole photos ({width} × {height} pixels), and a "
-        "network needs aligned faces: facetrain data pack PHOTOS --output FOLDER --detector yunet"
+        f"{len(photos)} of {len(numbers)} sampled images look like whole photos ({photos[0].width} × "
+        f"{photos[0].height} pixels), and a network needs aligned faces: facetrain data pack PHOTOS --output FOLDER "
+        "--detector yunet"
     )
 
 
@@ -35,8 +36,8 @@ def are_photos(count: int, num_examined: int) -> bool:
     return count > 0 and 2 * count >= num_examined
 
 
-def _size(source: FaceDataset, number: int) -> tuple[int, int] | None:
+def _header(source: FaceDataset, number: int) -> ImageHeader | None:
     try:
-        return encoded_image_size(source.read(number))
+        return read_header(source.read(number))
     except UnreadableError:  # the code that needs the image reports it
         return None

@@ -18,7 +18,7 @@ from facetrain.data.formats.image_writers import LabeledImage, write_parquet, wr
 from facetrain.data.formats.landmark_file import write_landmarks
 from facetrain.data.formats.record_names import write_name_tables
 from facetrain.data.formats.recordio import write_identities
-from facetrain.data.images.header import encoded_image_size
+from facetrain.data.images.header import read_header
 from facetrain.data.label_problems import count_images
 from facetrain.data.mixture import MixtureDataset
 from facetrain.data.skipped_files import SkippedFile, skipped_table
@@ -130,10 +130,10 @@ def write_dataset(
     with new_folder(output) as place:
         if chosen.write is None:
             # The first record has the counts, and `property` one size: both are needed before the images are read.
-            size = encoded_image_size(selection.read_image(0))
+            first = read_header(selection.read_image(0))
             counts = np.bincount(selection.new_label).tolist()
             labeled = ((image.label, image.data) for image in images)
-            write_identities(place, counts, labeled, min(size) if size else 112)
+            write_identities(place, counts, labeled, min(first.width, first.height) if first else 112)
             write_name_tables(place, numbers, source, names)
         else:
             chosen.write(place, images, names)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from facetrain.data.formats.bin import read_bin, write_bin
-from facetrain.data.images.header import encoded_image_size
+from facetrain.data.images.header import read_header
 from facetrain.data.tools.landmark_finder import YuNet, read_landmark_table
 from facetrain.data.tools.pair_sources import find_group_bins, group_bin_pairs, is_pair_list
 from facetrain.data.tools.pair_writer import write_pairs
@@ -128,7 +128,7 @@ def test_the_images_of_pairs_are_aligned_by_landmarks(flat, tmp_path):
     (tmp_path / "points.csv").write_text("".join(f"ann_000{n}.jpg,4,6,11,6,8,8,5,11,10,11\n" for n in (1, 2)))
     listed = read_landmark_table(tmp_path / "points.csv")
     convert_pair_list(tmp_path / "list.txt", flat, tmp_path / "a.bin", landmarks=listed, image_size=64)
-    assert [encoded_image_size(image) for image in read_bin(tmp_path / "a.bin")[0]] == [(64, 64)] * 2
+    assert [read_header(image)[1:] for image in read_bin(tmp_path / "a.bin")[0]] == [(64, 64)] * 2
     (tmp_path / "list.txt").write_text("ann_0001.jpg bob_x_0001.jpg 0\n")
     with pytest.raises(ImageError, match=r"bob_x_0001\.jpg"):
         convert_pair_list(tmp_path / "list.txt", flat, tmp_path / "b.bin", landmarks=listed)
