@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from markupsafe import Markup
 
-from facetrain.counter_rng import key_of
 from facetrain.data.dataset import FaceDataset, identity_name, image_name
 from facetrain.data.images.decode import decode_rgb, encode_jpeg, encode_png, resize_square
-from facetrain.data.loading.sampler import permute
+from facetrain.data.loading.sampler import sample_numbers
 from facetrain.data.tools.wrong_labels import WrongLabel
 from facetrain.errors import DataError
 from facetrain.files import os_errors_as, replacing, write_atomically
@@ -51,12 +50,12 @@ def write_identities_sheet(source: FaceDataset, output: Path) -> None:
 def identity_rows(source: FaceDataset) -> list[Row]:
     """Return title and images of all identities, or of as many, in a random order, as 1,000 images show."""
     identities, left = np.unique(source.labels), _MOST_IMAGES  # a label may have no image
-    order = permute(np.arange(len(identities)), len(identities), key_of(0))
     rows: list[Row] = []
-    for identity in identities[order].tolist():
+    for identity in identities[sample_numbers(len(identities), len(identities))].tolist():
         numbers = np.flatnonzero(source.labels == identity).tolist()
         shown = numbers[: min(left, _MOST_OF_IDENTITY)]
-        rows.append((_title(source, identity, len(numbers)), _read(source, shown)))
+        title = f"{_identity_title(source, identity)}: {len(numbers):,} images"
+        rows.append((title, _read(source, shown)))
         left -= len(shown)
         if left <= 0:
             break
@@ -86,8 +85,8 @@ def write_wrong_labels_sheet(source: FaceDataset, wrong: Sequence[WrongLabel], o
         for identity in (one.identity, one.target):
             first, end = np.searchsorted(sorted_label, [identity, identity + 1])
             shown += [image for image in order[first:end].tolist() if image != one.image][:_SHOWN_MEMBERS]
-        other = identity_title(source, one.target) if one.target >= 0 else "nobody here"
-        title = f"{number}. image {image_name(source, one.image)} of {identity_title(source, one.identity)}"
+        other = _identity_title(source, one.target) if one.target >= 0 else "nobody here"
+        title = f"{number}. image {image_name(source, one.image)} of {_identity_title(source, one.identity)}"
         rows.append((f"{title} shows {other}, cosine {one.similarity:.3f}", _read(source, shown)))
     _write_rows(rows or [("no wrong labels", [])], output)
 
@@ -98,7 +97,9 @@ def write_batch_sheet(image_BCSS: Tensor, output: Path) -> None:
     Raises:
         DataError: the file cannot be written.
     """
-    cell_BSSC = _pixels(image_BCSS[:_BATCH_IMAGES])
+    # Undo the normalization.
+    pixel_BCSS = ((image_BCSS[:_BATCH_IMAGES].float() + 1) * 127.5).round().clamp(0, 255).byte()
+    cell_BSSC = pixel_BCSS.permute(0, 2, 3, 1).cpu().numpy()
     side, columns = cell_BSSC.shape[1], min(len(cell_BSSC), _BATCH_COLUMNS)
     missing = -len(cell_BSSC) % columns
     cell_BSSC = np.pad(cell_BSSC, ((0, missing), (0, 0), (0, 0), (0, 0)), constant_values=255)
@@ -114,20 +115,9 @@ def write_encoded_sheet(rows: Sequence[tuple[str, Sequence[bytes]]], output: Pat
     _write_rows(decoded or [("no pairs", [])], output)
 
 
-def identity_title(source: FaceDataset, identity: int) -> str:
-    """Return the number and the name of an identity, or its number if it has no name."""
+def _identity_title(source: FaceDataset, identity: int) -> str:
     name = identity_name(source, identity)
     return f"identity {identity}" + (f" ({name})" if name != str(identity) else "")
-
-
-def _pixels(input_BCSS: Tensor) -> np.ndarray:
-    """Return the images of network inputs, uint8 (B, S, S, 3) in RGB."""
-    pixels = ((input_BCSS.float() + 1) * 127.5).round().clamp(0, 255).byte()  # undo the normalization
-    return pixels.permute(0, 2, 3, 1).cpu().numpy()
-
-
-def _title(source: FaceDataset, identity: int, count: int) -> str:
-    return f"{identity_title(source, identity)}: {count:,} images"
 
 
 def _read(source: FaceDataset, numbers: Sequence[int]) -> list[np.ndarray]:

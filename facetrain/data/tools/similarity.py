@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from facetrain.counter_rng import key_of
-from facetrain.data.loading.sampler import permute
+from facetrain.data.loading.sampler import sample_numbers
 
 _BLOCK_NUMBERS = 1 << 25
 """float32 numbers in memory at a time, embeddings or similarities: 128 MiB."""
@@ -151,7 +150,7 @@ def random_other_labels(label_N: np.ndarray) -> np.ndarray:
     present, rank_N = np.unique(label_N, return_inverse=True)
     if len(present) < 2:
         return np.full(len(label_N), -1)
-    shift_N = 1 + permute(np.arange(len(label_N)), len(label_N), key_of(0)) % (len(present) - 1)
+    shift_N = 1 + sample_numbers(len(label_N), len(label_N)) % (len(present) - 1)
     return present[(rank_N + shift_N) % len(present)]
 
 
