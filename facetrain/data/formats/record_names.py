@@ -141,21 +141,6 @@ def _has_names(source: FaceDataset, numbers: np.ndarray) -> bool:
     return any(original_name(source, number) is not None for number in dict.fromkeys(probed.tolist()))
 
 
-def most_frequent_identities(source: FaceDataset, numbers: np.ndarray, label: np.ndarray) -> list[int]:
-    """Return the identity in the source that most images of each new identity had: corrected labels mix them.
-
-    Args:
-        source: the dataset that the images come from.
-        numbers: numbers of the images in the source: (N,).
-        label: new labels of the images, from 0 without gaps: (N,).
-    """
-    classes = np.int64(source.num_classes)
-    pair, count = np.unique(label * classes + source.labels[numbers], return_counts=True)
-    order = np.lexsort((-count, pair // classes))
-    _, first = np.unique(pair[order] // classes, return_index=True)
-    return (pair[order][first] % classes).tolist()
-
-
 def _write_table(path: Path, columns: tuple[str, str], rows: Iterable[tuple[int, str]]) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")

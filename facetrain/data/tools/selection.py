@@ -13,7 +13,6 @@ import numpy as np
 
 from facetrain.counter_rng import key_of
 from facetrain.data.dataset import FaceDataset, image_landmarks
-from facetrain.data.formats.record_names import most_frequent_identities
 from facetrain.data.loading.sampler import permute
 from facetrain.data.mixture import MixtureDataset
 from facetrain.data.open_dataset import open_aligned
@@ -54,8 +53,14 @@ class Selection:
 
     @cached_property
     def identities(self) -> list[int]:
-        """Identity in the dataset of each new label: corrected labels mix identities, and the most frequent counts."""
-        return most_frequent_identities(self.source, self.numbers, self.new_label)
+        """Identity in the dataset of each new label, that of most images: corrected labels mix identities."""
+        classes = np.int64(self.source.num_classes)
+        pair, count = np.unique(
+            self.new_label * classes + self.source.labels[self.numbers], return_counts=True
+        )
+        order = np.lexsort((-count, pair // classes))
+        _, first = np.unique(pair[order] // classes, return_index=True)
+        return (pair[order][first] % classes).tolist()
 
     def read_image(self, row: int) -> bytes:
         """Return the image in a row as it is written.
