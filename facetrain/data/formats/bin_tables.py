@@ -57,17 +57,6 @@ def write_subjects(bin_path: Path, names: Sequence[str]) -> None:
         write_atomically(path, content.getvalue())
 
 
-def remove_table(path: Path) -> None:
-    """Remove a table, if there is one, because its `.bin` file is about to be replaced."""
-    with os_errors_as(PairsError, path):
-        path.unlink(missing_ok=True)
-
-
-def subjects_agree(names_N: Sequence[str], same_P: Sequence[bool]) -> bool:
-    """Return whether genuine pairs have equal subjects and impostor pairs different ones."""
-    return contradicting_pair(names_N, same_P) is None
-
-
 def contradicting_pair(names_N: Sequence[str], same_P: Sequence[bool]) -> int | None:
     """Return the first genuine pair of two subjects or impostor pair of one; None if all subjects agree."""
     pairs = enumerate(zip(names_N[0::2], names_N[1::2], same_P, strict=True))
@@ -93,7 +82,7 @@ def read_subjects(bin_path: Path, same_P: np.ndarray) -> np.ndarray | None:
         names_N = [name for (name,) in rows]
         if "" in names_N:  # images without a name would count as one person
             raise ValueError(f"the subject of image {names_N.index('')} is empty")
-        if not subjects_agree(names_N, same_P.tolist()):
+        if contradicting_pair(names_N, same_P.tolist()) is not None:
             raise ValueError("contradicts the labels of the pairs")
     except (OSError, ValueError, csv.Error) as error:
         raise PairsError(

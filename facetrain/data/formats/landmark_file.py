@@ -118,12 +118,6 @@ def require_file_names(path: Path, digest_file_names: Callable[[], str | None]) 
             )
 
 
-def remove_landmarks(data: Path) -> None:
-    """Remove the landmark file of a verification set, if there is one, because the set is about to be replaced."""
-    with os_errors_as(DataError, landmarks_path(data)):
-        landmarks_path(data).unlink(missing_ok=True)
-
-
 def without_gaps(landmarks_N52: np.ndarray) -> np.ndarray:
     """Return a copy in which the landmarks of an aligned face replace those with NaN: float32 (N, 5, 2)."""
     missing_N = np.isnan(landmarks_N52).any((1, 2))

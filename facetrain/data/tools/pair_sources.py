@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.data.formats.bin import read_bin
-from facetrain.data.formats.bin_tables import read_group_table, read_subjects, subjects_agree
+from facetrain.data.formats.bin_tables import contradicting_pair, read_group_table, read_subjects
 from facetrain.data.formats.image_folder import image_file_bytes
 from facetrain.data.formats.landmark_file import read_landmarks_beside
 from facetrain.data.images.decode import decode_rgb, encode_png, resize_square
@@ -71,7 +71,8 @@ def list_pairs(
 
     same = [pair.same for pair in pairs]
     subjects = [name for pair in pairs for name in pair.subjects]
-    return PairsToWrite(same, read, subjects=subjects if subjects_agree(subjects, same) else None)
+    agree = contradicting_pair(subjects, same) is None
+    return PairsToWrite(same, read, subjects=subjects if agree else None)
 
 
 def bin_pairs(path: Path, *, reduce_to: int | None = None) -> PairsToWrite:

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from facetrain.data.formats.bin import write_bin
-from facetrain.data.formats.bin_tables import groups_path, remove_table, subjects_path, write_subjects
-from facetrain.data.formats.landmark_file import landmarks_path, remove_landmarks, write_landmarks
+from facetrain.data.formats.bin_tables import groups_path, subjects_path, write_subjects
+from facetrain.data.formats.landmark_file import landmarks_path, write_landmarks
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.errors import PairsError
@@ -63,16 +63,16 @@ def write_pairs(
     Raises:
         UnreadableError: an image cannot be read.
         PairsError: a file cannot be written or removed.
-        DataError: the landmarks cannot be written or removed.
+        DataError: the landmarks cannot be written.
     """
     count = 2 * len(source.same)
 
     def images() -> Iterator[bytes]:
         yield from report_progress(map_in_order(source.read, range(count), workers), count, progress)
         # Tables of a removed set of this name. Not before: they stay if the reading fails.
-        for path in (subjects_path, groups_path):
-            remove_table(path(output))
-        remove_landmarks(output)
+        for path in (subjects_path(output), groups_path(output), landmarks_path(output)):
+            with os_errors_as(PairsError, path):
+                path.unlink(missing_ok=True)
 
     write_bin(output, images(), source.same)
     if source.subjects is not None:
