@@ -34,9 +34,8 @@ from facetrain.files import error_reason
 T = TypeVar("T")
 Line = tuple[str, list[str]]
 """Location of a line for messages, and its words."""
-_QUOTED_CHARACTERS = 60
 _NUMBER = re.compile("[0-9]{1,18}")
-_NUMBERED_SUFFIXES = (".jpg", *sorted(IMAGE_SUFFIXES - {".jpg"}))
+_SUFFIXES = (".jpg", *sorted(IMAGE_SUFFIXES - {".jpg"}))
 """Suffixes that an image with a number may have, the usual one first."""
 
 
@@ -67,27 +66,22 @@ def read_pairs(path: Path, images: Path | None) -> list[ListedPair]:
     elif images is None:
         raise PairsError(f"{path}: the folder of the images is not known; give it with --images")
     else:
-        lines = read_lines(path)
+        lines = _read_lines(path)
         if lines and len(lines[0][1]) <= 2 and all(map(_NUMBER.fullmatch, lines[0][1])):
             lines = lines[1:]  # the numbers of folds and pairs
-        pairs = list(_reader(lines)(lines, images))
+        pairs = list(_reader(lines)(lines, images)) if lines else []
     if not pairs:
         raise PairsError(f"{path}: the list has no pairs")
     return pairs
 
 
 def _read_numbered_pairs(lines: list[Line], images: Path) -> Iterator[ListedPair]:
-    """Yield the pairs of lines `name i j` and `name i other j`, as in LFW's list.
-
-    Raises:
-        PairsError: a line has another form, or there is no such image.
-    """
     for location, words in lines:
-        require_form(_is_numbered_pair(words), location, words, "`name i j` or `name i other j`")
+        _require_form(_is_numbered_pair(words), location, words, "`name i j` or `name i other j`")
         people = words[0], words[-2] if len(words) == 4 else words[0]
         first, second = (
-            _find_image(images, _numbered_files(images / name, name, number), location)
-            for name, number in zip(people, (words[1], words[-1]), strict=True)
+            _find_image(images, [images / name / f"{name}_{number:04d}{end}" for end in _SUFFIXES], location)
+            for name, number in zip(people, (int(words[1]), int(words[-1])), strict=True)
         )
         yield ListedPair(first, second, len(words) == 3, people)
 
@@ -96,7 +90,7 @@ def _read_two_line_pairs(lines: list[Line], images: Path) -> Iterator[ListedPair
     for one, other in _in_twos(lines):
         files, numbers = [], []
         for location, words in (one, other):
-            require_form(_is_half_of_pair(words), location, words, "`image.jpg number`")
+            _require_form(_is_half_of_pair(words), location, words, "`image.jpg number`")
             folders = (images, images / _person(words[0]))
             files.append(_find_image(images, [folder / words[0] for folder in folders], location))
             numbers.append(words[1])
@@ -110,13 +104,13 @@ def _read_two_line_pairs(lines: list[Line], images: Path) -> Iterator[ListedPair
 
 def _read_path_pairs(lines: list[Line], images: Path) -> Iterator[ListedPair]:
     for location, words in lines:
-        require_form(_is_path_pair(words), location, words, "`image image 1` or `image image 0`")
+        _require_form(_is_path_pair(words), location, words, "`image image 1` or `image image 0`")
         yield _path_pair(location, words[:2], words[2], images)
 
 
 def _read_labeled_pairs(lines: list[Line], images: Path) -> Iterator[ListedPair]:
     for location, words in lines:
-        require_form(_is_labeled_pair(words), location, words, "`1 image image` or `0 image image`")
+        _require_form(_is_labeled_pair(words), location, words, "`1 image image` or `0 image image`")
         yield _path_pair(location, words[1:], words[0], images)
 
 
@@ -154,12 +148,12 @@ _FORMS: tuple[tuple[Callable[[list[str]], bool], Callable[[list[Line], Path], It
 
 def _reader(lines: list[Line]) -> Callable[[list[Line], Path], Iterator[ListedPair]]:
     """Return the reader of a list, by its first line."""
-    location, words = lines[0] if lines else ("", ["", "1", "1"])
-    read = next((read for has_form, read in _FORMS if has_form(words)), None)
+    location, words = lines[0]
+    for has_form, read in _FORMS:
+        if has_form(words):
+            return read
     forms = "`name i j`, `name i other j`, `image image 1`, `1 image image` or `image.jpg number`"
-    require_form(read is not None, location, words, forms)
-    assert read is not None, "checked before"
-    return read
+    raise _form_error(location, words, forms)
 
 
 def _read_cfp(split: Path, images: Path | None) -> Iterator[ListedPair]:
@@ -168,10 +162,10 @@ def _read_cfp(split: Path, images: Path | None) -> Iterator[ListedPair]:
     other = frontal if split.name == "FF" else _cfp_images(protocol / "Pair_list_P.txt", images)
     for fold in sorted(path for path in split.iterdir() if path.is_dir()):
         for name, same in (("same.txt", True), ("diff.txt", False)):
-            for location, words in read_lines(fold / name):
+            for location, words in _read_lines(fold / name):
                 numbers = "".join(words).split(",")
                 is_pair = len(numbers) == 2 and numbers[0] in frontal and numbers[1] in other
-                require_form(is_pair, location, words, "`i,j` with two numbers in the image lists")
+                _require_form(is_pair, location, words, "`i,j` with two numbers in the image lists")
                 first, second = frontal[numbers[0]], other[numbers[1]]
                 # Paths end in person/pose/image.
                 yield ListedPair(first, second, same, (first.parts[-3], second.parts[-3]))
@@ -180,21 +174,17 @@ def _read_cfp(split: Path, images: Path | None) -> Iterator[ListedPair]:
 def _cfp_images(path: Path, images: Path | None) -> dict[str, Path]:
     """Return the images of a list by their numbers. The paths in a list end in person/pose/image."""
     numbered = {}
-    for location, words in read_lines(path):
+    for location, words in _read_lines(path):
         is_valid = len(words) == 2 and _NUMBER.fullmatch(words[0]) is not None and _is_image(words[1])
-        require_form(is_valid, location, words, "`number image`")
+        _require_form(is_valid, location, words, "`number image`")
         root = path.parent.parent if images is None else images
         whole = path.parent / words[1] if images is None else images.joinpath(*Path(words[1]).parts[-3:])
         numbered[words[0]] = _find_image(root, [whole], location)
     return numbered
 
 
-def read_lines(path: Path) -> list[Line]:
-    """Return the lines of a text file that are not empty.
-
-    Raises:
-        PairsError: the file cannot be read.
-    """
+def _read_lines(path: Path) -> list[Line]:
+    """Return the lines of a text file that are not empty."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -208,14 +198,13 @@ def _words(line: str) -> list[str]:
     return by_tabs if any(has_form(by_tabs) for has_form, _ in _FORMS) else line.split()
 
 
-def require_form(is_valid: bool, location: str, words: list[str], form: str) -> None:
-    """Check that a line has a form.
-
-    Raises:
-        PairsError: it has not; the message quotes its beginning.
-    """
+def _require_form(is_valid: bool, location: str, words: list[str], form: str) -> None:
     if not is_valid:
-        raise PairsError(f"{location}: {' '.join(words)[:_QUOTED_CHARACTERS]!r} is not of the form {form}")
+        raise _form_error(location, words, form)
+
+
+def _form_error(location: str, words: list[str], form: str) -> PairsError:
+    return PairsError(f"{location}: {' '.join(words)[:60]!r} is not of the form {form}")
 
 
 def _in_twos(lines: list[Line]) -> Iterator[tuple[Line, Line]]:
@@ -247,10 +236,6 @@ def _is_image(word: str) -> bool:
     return Path(word).suffix.lower() in IMAGE_SUFFIXES
 
 
-def _numbered_files(folder: Path, name: str, number: str) -> list[Path]:
-    return [folder / f"{name}_{int(number):04d}{suffix}" for suffix in _NUMBERED_SUFFIXES]
-
-
 def _person(name: str) -> str:
     """Return the person's name in the name of an image of CALFW and CPLFW: `Ann_Lee_0001.jpg` -> `Ann_Lee`."""
     return Path(name).stem.rpartition("_")[0]
@@ -260,7 +245,7 @@ def _person_of_path(images: Path, path: Path) -> str:
     """Return the likely person on an image, because such lists name only files.
 
     The person is the image's folder, or for one folder of all images the name without the numbers at its end:
-    `Ann_Lee_0001_0002.jpg` -> `Ann_Lee`. Only people that agree with all labels are used, see `subjects_agree`.
+    `Ann_Lee_0001_0002.jpg` -> `Ann_Lee`. Only people that agree with all labels are used, see `contradicting_pair`.
     """
     return re.sub(r"(_\d+)+$", "", path.stem) if path.parent == images else str(path.parent)
 
