@@ -96,16 +96,16 @@ def end_with_launcher() -> None:
     on in the background, and write to a folder in which the run may already continue.
     """
     if has_agent():
-        end_with_parent(signal.SIGKILL)
+        end_with_parent()
         # The kernel sends nothing if the launcher has ended before the call, while this rank started.
         if os.environ.get(_OWN_LAUNCHER, str(os.getppid())) != str(os.getppid()):
             signal.raise_signal(signal.SIGKILL)
 
 
-def end_with_parent(number: int) -> None:
-    """Let the kernel send this process a signal when its parent process has ended."""
+def end_with_parent() -> None:
+    """Let the kernel kill this process when its parent process has ended."""
     # By the kernel: no thread of this process has to run for it, which may hang in a C call.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def exit_interrupted() -> NoReturn:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import signal
 from array import array
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -71,7 +70,7 @@ def _catalog_of_helper(path: Path) -> Columns:
     Raises:
         DataError: as `build_catalog`, or the process died.
     """
-    with ProcessPoolExecutor(1, HelperContext(), end_with_parent, (signal.SIGKILL,)) as helper:
+    with ProcessPoolExecutor(1, HelperContext(), end_with_parent) as helper:
         try:
             return helper.submit(build_catalog, path).result()
         except BrokenProcessPool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import signal
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -95,9 +94,8 @@ def _draw_identities(
     if workers == 1:
         yield from map(draw, identities)
         return
-    # spawn, not fork: a fork of a process with threads can deadlock.
-    # Without the signal, the processes of a pool whose parent was killed would draw on, and then wait forever.
-    with ProcessPoolExecutor(workers, HelperContext(), end_with_parent, (signal.SIGKILL,)) as pool:
+    # Without `end_with_parent`, the processes of a pool whose parent was killed would draw on, and then wait forever.
+    with ProcessPoolExecutor(workers, HelperContext(), end_with_parent) as pool:
         yield from pool.map(draw, identities, chunksize=4)
 
 
