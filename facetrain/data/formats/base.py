@@ -279,14 +279,6 @@ class CatalogDataset:
         return map(printable, self.columns.texts("identities"))
 
 
-def member_path(name: str) -> str:
-    """Return the path of a member of an archive without the parts that name the same folder, as in ./ann/1.jpg."""
-    if "./" not in name and "//" not in name and not name.startswith("/"):
-        return name
-    *folders, file = name.split("/")
-    return "/".join([*(part for part in folders if part not in ("", ".")), file])
-
-
 def columns_of_rows(names: str, rows: Sequence[tuple[Any, ...]] | np.ndarray) -> dict[str, np.ndarray]:
     """Return the columns (N,) of N rows of numbers, by their names, which are separated by spaces."""
     table = np.array(rows, np.int64).reshape(len(rows), len(names.split()))

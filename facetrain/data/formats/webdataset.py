@@ -26,7 +26,6 @@ from facetrain.data.formats.base import (
     catalog_path,
     columns_of_rows,
     files_in,
-    member_path,
 )
 from facetrain.data.formats.labels import names_of_folders, number_identities
 from facetrain.data.formats.names import SUFFIXES
@@ -58,7 +57,7 @@ class TarDataset(CatalogDataset):
                 member = archive.next()
         except _TAR_ERRORS as error:
             raise DataError(f"{self.path}: a member's name is damaged ({error_reason(error)})") from None
-        return "" if member is None else member_path(member.name)
+        return "" if member is None else _member_path(member.name)
 
 
 def open_tar(path: Path) -> CatalogDataset:
@@ -217,13 +216,21 @@ def _files(archive: tarfile.TarFile) -> Iterator[tuple[str, tarfile.TarInfo, tar
     for member in archive:
         if member.isdir():
             continue
-        name = member_path(member.name)
-        content = file_of.get(member_path(member.linkname)) if member.islnk() else member
+        name = _member_path(member.name)
+        content = file_of.get(_member_path(member.linkname)) if member.islnk() else member
         if content is None or not content.isreg() or content.issparse():
             yield name, member, None
         else:
             file_of[name] = content
             yield name, member, content
+
+
+def _member_path(name: str) -> str:
+    """Return the path of a member of an archive without the parts that name the same folder, as in ./ann/1.jpg."""
+    if "./" not in name and "//" not in name and not name.startswith("/"):
+        return name
+    *folders, file = name.split("/")
+    return "/".join([*(part for part in folders if part not in ("", ".")), file])
 
 
 def _identity(content: bytes, suffix: str, location: str) -> int | str:
