@@ -53,7 +53,8 @@ def image_fields(column: Any) -> tuple[Any, Any]:
 
     A column is None if there is none, or if its values are not bytes or texts.
     """
-    types = import_pyarrow(Path()).types
+    from pyarrow import types
+
     fields = {"bytes": column}
     if types.is_struct(column.type):
         fields = dict(zip((field.name for field in column.type), column.flatten(), strict=True))
@@ -130,6 +131,7 @@ def number_labels(values: np.ndarray, names: list[str], place: object) -> tuple[
 
 def _is_any(kind: Any, names: tuple[str, ...]) -> bool:
     """Return whether values of a type of pyarrow, in a dictionary or not, are of one of these kinds."""
-    types = import_pyarrow(Path()).types
+    from pyarrow import types
+
     values = kind.value_type if types.is_dictionary(kind) else kind
     return any(getattr(types, f"is_{name}")(values) for name in names)

@@ -210,10 +210,9 @@ def _find(file: PositionalFile, content: bytes, start: int) -> int:
 
 
 def _open(path: Path) -> Any:
-    arrow_columns.import_pyarrow(path)
-    import pyarrow.parquet
-
     with arrow_columns.arrow_errors(path):
+        import pyarrow.parquet
+
         # Given a path, pyarrow closes the file.
         return pyarrow.parquet.ParquetFile(open_stream(path) if isinstance(path, ObjectPath) else path)
 
