@@ -221,7 +221,6 @@ class YuNet:
             (PADDED, self._detect_padded, _MIN_SCORE),
             (LOW_SCORE, self._detect_in_place, _LOW_SCORE),
             (PADDED_LOW_SCORE, self._detect_padded, _LOW_SCORE),
-            (CENTER_CROP, self._assume_centered, 0.0),
         ):
             face = detect(image, score)
             if face is not None:
@@ -230,7 +229,10 @@ class YuNet:
                 if face.rivals:
                     self.several_faces[name] = face.rivals + 1
                 return face.points
-        return None
+        if not self._center_crop:
+            return None
+        self.fallbacks[name] = CENTER_CROP
+        return aligned_face_landmarks(name, image)
 
     def _detect_in_place(self, image: np.ndarray, min_score: float) -> _Face | None:
         longest = max(image.shape[:2])
@@ -254,12 +256,6 @@ class YuNet:
         if face is None:
             return None
         return _Face((face.points - np.float32(border)) / np.float32(factor), face.size / factor, face.rivals)
-
-    def _assume_centered(self, image: np.ndarray, _: float) -> _Face | None:
-        """Return a face that fills the center of an image, if `center_crop` is set."""
-        if not self._center_crop:
-            return None
-        return _Face(aligned_face_landmarks("", image), min(image.shape[:2]), rivals=0)
 
     def _detect(self, image: np.ndarray, min_score: float, *, factor: float | None = None) -> _Face | None:
         """Return the selected face of an image that is resized by `factor`, by default reduced to 640 pixels."""
