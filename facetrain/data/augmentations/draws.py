@@ -20,11 +20,8 @@ class Draws:
 
     def __init__(self, seed: int, epoch: int, name: str, draw_R: Tensor, device: torch.device) -> None:
         # By name: a new augmentation does not change the draws of the others.
-        self._parts, self._draw_R, self._device = (
-            (seed, epoch, _NAMED, zlib.crc32(name.encode())),
-            draw_R,
-            device,
-        )
+        self._parts = seed, epoch, _NAMED, zlib.crc32(name.encode())
+        self._draw_R, self._device = draw_R, device
 
     def on_host(self, number: int) -> Tensor:
         """Return a number from 0 to 1 for each image, float64 (R,), on the host; each `number` is another draw."""

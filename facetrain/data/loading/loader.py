@@ -144,7 +144,9 @@ class Loader:
                 read = self._slots.index[slot].copy()  # the slot is filled again while the batch is in use
                 label = self._dataset.labels[read].astype(np.int64)
                 label_on_device = self._prefetcher.to_device(label)
-                landmarks = self._read_landmarks(read)
+                landmarks = None
+                if self._landmarks is not None:
+                    landmarks = torch.from_numpy(without_gaps(self._landmarks[read]))
                 self._free.append(slot)
                 self._submit_steps()
             self.wait_s += time.perf_counter() - start
@@ -168,7 +170,6 @@ class Loader:
         self._prefetcher.close()
 
     def _split(self, whole: Batch) -> tuple[Batch, ...]:
-        """Return the micro-batches of a step."""
         # Views: one transfer to the device per step is faster than one per micro-batch.
         size = self._settings.local_batch_size
         parts = {name: value.split(size) for name, value in vars(whole).items() if isinstance(value, Tensor)}
@@ -176,10 +177,6 @@ class Loader:
             replace(whole, **{name: part[number] for name, part in parts.items()})
             for number in range(self._settings.accumulate)
         )
-
-    def _read_landmarks(self, index: np.ndarray) -> Tensor | None:
-        """Return the landmarks of the images in a slot, if they are loaded."""
-        return None if self._landmarks is None else torch.from_numpy(without_gaps(self._landmarks[index]))
 
     def _add_skipped(self, messages: Sequence[str]) -> None:
         new = dict.fromkeys(message for message in messages if message not in self._known_skipped)

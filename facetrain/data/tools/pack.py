@@ -102,13 +102,6 @@ def _require_files(source: ListDataset, path: Path) -> None:
         )
 
 
-def _name(source: FaceDataset, number: int) -> str:
-    """Return the name of an image that is left out; its number if the name is damaged like the image."""
-    with contextlib.suppress(DataError):
-        return image_name(source, number)
-    return str(number)
-
-
 class _PreparedImages:
     """Images of a dataset, aligned or resized, and encoded."""
 
@@ -164,5 +157,8 @@ class _PreparedImages:
                 self._aligned.decode(number, image_name(self._source, number), data, location)
         except UnreadableError as error:
             kind = "no_face" if isinstance(error, NoFaceError) else "unreadable"
-            return SkippedFile(_name(self._source, number), kind, str(error))
+            name = str(number)
+            with contextlib.suppress(DataError):  # the name may be damaged like the image
+                name = image_name(self._source, number)
+            return SkippedFile(name, kind, str(error))
         return None
