@@ -25,9 +25,8 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from facetrain.data.beside_dataset import CARD_FILE, beside
 from facetrain.data.mixture import MixtureFile, is_mixture
-from facetrain.data.remote_dataset import DEFAULT_CACHE, ObjectCache, dataset_path
+from facetrain.data.remote_dataset import DEFAULT_CACHE, ObjectCache
 from facetrain.data.yaml_file import read_yaml
-from facetrain.remote.address import is_remote
 from facetrain.remote.catalog import CARD_SUFFIX
 from facetrain.settings import Settings
 from facetrain.strict_yaml import dump_yaml, parse_yaml
@@ -83,11 +82,7 @@ def read_cards(dataset: Path, cache: ObjectCache = DEFAULT_CACHE) -> list[Datase
     if not is_mixture(dataset):
         return _read_cards_beside(dataset)
     content: MixtureFile = read_yaml(dataset, MixtureFile)
-    places = [
-        dataset_path(entry.path, cache) if is_remote(entry.path) else dataset.parent / entry.path
-        for entry in content.datasets
-    ]
-    return [card for place in places for card in _read_cards_beside(place)]
+    return [card for entry in content.datasets for card in _read_cards_beside(entry.place(dataset, cache))]
 
 
 def read_copied_cards(path: Path) -> list[dict[str, Any]]:

@@ -42,6 +42,7 @@ from facetrain.data.dataset import (
 from facetrain.data.formats.labels import MAX_LABEL
 from facetrain.data.formats.names import MIXTURE_SUFFIXES
 from facetrain.data.npy_file import map_npy
+from facetrain.data.remote_dataset import ObjectCache, dataset_path
 from facetrain.data.skipped_files import SkippedFile
 from facetrain.data.yaml_file import read_yaml
 from facetrain.errors import DataError
@@ -64,6 +65,10 @@ class MixtureEntry(Settings):
     mask: str = ""
     margin: dict[str, Any] = Field(default_factory=dict)
     loss_weight: _Weight = 1.0
+
+    def place(self, mixture: Path, cache: ObjectCache) -> Path:
+        """Return the local path of the dataset, relative to the YAML file; errors as `dataset_path`."""
+        return dataset_path(self.path, cache) if is_remote(self.path) else mixture.parent / self.path
 
     @model_validator(mode="after")
     def _require_one_choice(self) -> Self:
@@ -206,7 +211,7 @@ def open_mixture(
     path: Path,
     open_dataset: Callable[[Path], FaceDataset],
     drop_small_identities: Callable[[FaceDataset, Path], FaceDataset],
-    path_of: Callable[[str], Path],
+    cache: ObjectCache,
 ) -> MixtureDataset:
     """Open the datasets of a YAML file.
 
@@ -215,7 +220,7 @@ def open_mixture(
         open_dataset: opens one dataset.
         drop_small_identities: removes identities with few images; called last, because the numbers in
             `identities:` and `without:` files are labels of the whole dataset.
-        path_of: returns the local path of an address.
+        cache: for datasets in an object store.
 
     Raises:
         DataError: if the file is not as described above, or a dataset cannot be opened.
@@ -225,7 +230,7 @@ def open_mixture(
     for entry in content.datasets:
         if has_secrets(entry.path):
             raise DataError(f"{path}: {without_secrets(entry.path)}: give its credentials by the environment")
-        place = path_of(entry.path) if is_remote(entry.path) else path.parent / entry.path
+        place = entry.place(path, cache)
         if place.suffix.lower() in MIXTURE_SUFFIXES:
             raise DataError(f"{path}: {entry.path} is itself a mixture; list its datasets here")
         selected = _select_images(open_dataset(place), entry, path)

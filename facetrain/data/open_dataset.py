@@ -23,7 +23,6 @@ from facetrain.data.mixture import is_mixture, open_mixture, parts_of
 from facetrain.data.remote_dataset import (
     DEFAULT_CACHE,
     ObjectCache,
-    dataset_path,
     fetched_again,
     forget_description,
 )
@@ -65,7 +64,7 @@ def open_dataset(
                 path,
                 partial(open_dataset, with_landmarks=with_landmarks),
                 lambda dataset, place: drop_small_identities(dataset, place, min_images_per_identity),
-                lambda address: dataset_path(address, cache),
+                cache,
             )
         except DataError as error:
             # The paths in the file come from other people, and are in the messages of all formats.
