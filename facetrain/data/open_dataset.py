@@ -14,7 +14,7 @@ import numpy as np
 
 from facetrain.data.dataset import FaceDataset, SubsetDataset, image_landmarks, photo_landmarks
 from facetrain.data.formats.base import Format
-from facetrain.data.formats.image_folder import folders_with_images
+from facetrain.data.formats.image_folder import two_identities
 from facetrain.data.formats.image_list import open_list
 from facetrain.data.formats.landmark_file import landmarks_path, open_landmarks, require_file_names
 from facetrain.data.formats.names import DATASET_SUFFIXES, SUFFIXES
@@ -143,8 +143,12 @@ def _format_of(path: Path) -> Format:
     if recognized is None:
         return FORMATS[-1]
     format, part = recognized
-    if part not in format.beside_images:
-        _require_no_photos(path, part)
+    # A single backup in a folder of photos would hide them all.
+    if part not in format.beside_images and (identities := two_identities(path)):
+        raise DataError(
+            f"{path}: has {printable(part)}, and images in folders such as {listed(sorted(identities))}; only one of "
+            "the two can be the dataset: move the other one out of the folder"
+        )
     return format
 
 
@@ -164,28 +168,10 @@ def _format_of_folder(folder: Path) -> tuple[Format, str] | None:
 def is_dataset_folder(folder: Path) -> bool:
     """Return whether a folder is a dataset even with images directly in it: it has a part of one, or two identities.
 
-    One subfolder with images, such as the figures of a description, is not a folder of identities.
-
     Raises:
         DataError: the folder cannot be read.
     """
-    return _format_of_folder(folder) is not None or len(folders_with_images(folder, 2)) == 2
-
-
-def _require_no_photos(folder: Path, part: str) -> None:
-    """Check that a folder with a part of another dataset is not one of photos: a single backup would hide them all.
-
-    One subfolder with images, such as the figures of a description, is not a folder of identities.
-
-    Raises:
-        DataError: two subfolders have images.
-    """
-    identities = folders_with_images(folder, 2)
-    if len(identities) == 2:
-        raise DataError(
-            f"{folder}: has {printable(part)}, and images in folders such as {listed(sorted(identities))}; only one of "
-            "the two can be the dataset: move the other one out of the folder"
-        )
+    return _format_of_folder(folder) is not None or bool(two_identities(folder))
 
 
 def require_landmarks(dataset: FaceDataset, name: str, backbone: str) -> None:

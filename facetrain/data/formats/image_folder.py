@@ -158,8 +158,24 @@ def _is_image(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
 
 
+def two_identities(folder: Path) -> list[str]:
+    """Return the names of two subfolders that are not hidden, with an image among their first files; empty without two.
+
+    One subfolder with images, such as the figures of a description, does not make a folder of identities.
+
+    Raises:
+        DataError: the folder cannot be read.
+    """
+    found = folders_with_images(folder, 2)
+    return found if len(found) == 2 else []
+
+
 def folders_with_images(folder: Path, most: int) -> list[str]:
-    """Return the names of at most `most` subfolders with an image among their first files; hidden ones do not count."""
+    """Return the names of at most `most` subfolders with an image among their first files; hidden ones do not count.
+
+    Raises:
+        DataError: the folder cannot be read.
+    """
     found: list[str] = []
     with os_errors_as(DataError, folder), os.scandir(folder) as entries:
         subfolders = (entry for entry in entries if not entry.name.startswith(".") and entry.is_dir())
