@@ -34,17 +34,6 @@ def subjects_path(bin_path: Path) -> Path:
     return bin_path.with_name(f"{set_name(bin_path)}.subjects.csv")
 
 
-def read_group_table(bin_path: Path) -> bytes | None:
-    """Return the content of the table of groups, which evaluation parses; None if there is no table.
-
-    Raises:
-        PairsError: the file cannot be read.
-    """
-    path = groups_path(bin_path)
-    with os_errors_as(PairsError, path):
-        return path.read_bytes() if path.is_file() else None
-
-
 def write_subjects(bin_path: Path, names: Sequence[str]) -> None:
     """Write the subject of each image of a `.bin` file.
 

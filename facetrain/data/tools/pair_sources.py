@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.data.formats.bin import read_bin
-from facetrain.data.formats.bin_tables import contradicting_pair, read_group_table, read_subjects
+from facetrain.data.formats.bin_tables import contradicting_pair, groups_path, read_subjects
 from facetrain.data.formats.image_folder import image_file_bytes
 from facetrain.data.formats.landmark_file import read_landmarks_beside
 from facetrain.data.images.decode import decode_rgb, encode_png, resize_square
@@ -17,7 +17,7 @@ from facetrain.data.tools.landmark_finder import LandmarkFinder
 from facetrain.data.tools.pair_list_reader import interleave_folds, read_pairs
 from facetrain.data.tools.pair_writer import PairsToWrite, require_readable
 from facetrain.errors import PairsError, UnreadableError
-from facetrain.files import os_errors_as
+from facetrain.files import os_errors_as, read_regular_text
 
 _RFW_GROUPS = ("African", "Asian", "Caucasian", "Indian")
 
@@ -87,7 +87,9 @@ def bin_pairs(path: Path, *, reduce_to: int | None = None) -> PairsToWrite:
         DataError: the landmarks cannot be read.
     """
     images, same_P = read_bin(path)
-    subject_N, table = read_subjects(path, same_P), read_group_table(path)
+    subject_N, table = read_subjects(path, same_P), groups_path(path)
+    with os_errors_as(PairsError, table):
+        groups = read_regular_text(table) if table.is_file() else None
 
     def read(number: int) -> bytes:
         location = f"{path}, image {number}"
@@ -106,7 +108,7 @@ def bin_pairs(path: Path, *, reduce_to: int | None = None) -> PairsToWrite:
         same_P.tolist(),
         read,
         subjects=None if subject_N is None else [str(subject) for subject in subject_N],
-        groups=None if table is None else table.decode("utf-8-sig", "replace"),
+        groups=groups,
         landmarks_N52=read_landmarks_beside(path, len(images)),
     )
 
