@@ -85,7 +85,7 @@ def check(
     Raises:
         DataError: the dataset cannot be opened, it has no image without faults, or the copy cannot be written.
     """
-    # A landmark file that does not fit is a separate fault: `_contradictions` opens the dataset as training does.
+    # A landmark file that does not fit is a fault of its own, see below.
     source = open_dataset(folder, with_landmarks=False)
     if repair is not None:
         require_aligned(source, str(folder))
@@ -104,7 +104,11 @@ def check(
     keep = np.ones(decoded, bool)
     for rows in _equal_groups(image_N["digest"]):
         faults += _check_equal_images(source, image_N, rows, keep)
-    faults += [*_identities(image_N["label"], source.num_classes), *_contradictions(folder)]
+    faults += _identities(image_N["label"], source.num_classes)
+    try:
+        open_aligned(folder)  # as training does, with the files beside the images
+    except DataError as error:
+        faults.append(DataFault("dataset", str(error)))
     if repair is not None:
         if not keep.any():
             raise DataError(f"{folder}: every image has a fault; there is nothing to write")
@@ -115,7 +119,6 @@ def check(
 
 
 def _check_image(source: FaceDataset, number: int) -> tuple[int, int, np.uint64] | DataFault:
-    """Return a row of the table of images, or a fault."""
     try:
         data = source.read(number)
         pixels = decode_rgb(data, location=source.location(number))
@@ -177,11 +180,3 @@ def _identities(label_N: np.ndarray, announced: int) -> Iterator[DataFault]:
             "empty_identities",
             f"{count - len(present):,} of {count:,} identities have no image; the first is {first}",
         )
-
-
-def _contradictions(folder: Path) -> Iterator[DataFault]:
-    """Open the dataset as training does, with the files beside the images."""
-    try:
-        open_aligned(folder)
-    except DataError as error:
-        yield DataFault("dataset", str(error))

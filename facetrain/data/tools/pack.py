@@ -87,11 +87,7 @@ def pack(
 
 
 def _require_files(source: ListDataset, path: Path) -> None:
-    """Check that the files of a list exist: all that are missing are reported at once, before any is read.
-
-    Raises:
-        ImageError: files do not exist.
-    """
+    """Check that the files of a list exist: all that are missing are reported at once, before any is read."""
     missing = [number for number in range(source.num_images) if not os.path.exists(source.file_path(number))]
     if missing:
         examples = ", ".join(source.location(number) for number in missing[:_EXAMPLES])
@@ -122,10 +118,8 @@ class _PreparedImages:
         Raises:
             DataError: there is none.
         """
-        checked = report_progress(
-            map_in_order(self._fault, numbers.tolist(), workers), len(numbers), progress
-        )
-        faults = list(checked)
+        checked = map_in_order(self._fault, numbers.tolist(), workers)
+        faults = list(report_progress(checked, len(numbers), progress))
         skipped += filter(None, faults)
         good = np.array([fault is None for fault in faults])
         if not good.any():
@@ -148,7 +142,6 @@ class _PreparedImages:
         return encode_jpeg(resize_square(image, self._size), QUALITY)
 
     def _fault(self, number: int) -> SkippedFile | None:
-        """Return the reason why an image cannot be written, or None."""
         try:
             data, location = self._source.read(number), self._source.location(number)
             if self._aligned is None:
