@@ -117,11 +117,6 @@ def images_of_large_identities(dataset: FaceDataset, min_images_per_identity: in
 
 
 def _format_of(path: Path) -> Format:
-    """Return the format of a dataset.
-
-    Raises:
-        DataError: there is nothing at the path, or it is not a dataset.
-    """
     if path.is_file():
         name = path.name.lower()
         for format in FORMATS:

@@ -156,11 +156,7 @@ def _described(url: str, cache: Path) -> Path:
 
 
 def _of_dataset(names: set[str], name: str, url: str) -> set[str]:
-    """Return which objects of a folder belong to the dataset `name`, or to that of the whole folder.
-
-    Raises:
-        DataError: none does, or a .rec has no index.
-    """
+    """Return which objects of a folder belong to the dataset `name`, or to that of the whole folder."""
     images = {each for each in names if each.lower().endswith(READ_BY_RANGES) and name in ("", each)}
     if not images:
         raise DataError(

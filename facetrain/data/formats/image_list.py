@@ -110,11 +110,7 @@ def _build_catalog(path: Path) -> Columns:
 def _without_repeats(
     path: Path, offset: array[int], size: array[int], label: np.ndarray, digest: np.ndarray
 ) -> tuple[np.ndarray, list[SkippedFile]]:
-    """Return the rows of a list without those whose path is in an earlier one, and what is left out.
-
-    Raises:
-        DataError: a path has two labels.
-    """
+    """Return the rows of a list without those whose path is in an earlier one, and what is left out."""
     kept, skipped = np.ones(len(digest), bool), []
     order = np.argsort(digest, kind="stable")
     repeats = np.flatnonzero(np.diff(digest[order]) == 0)

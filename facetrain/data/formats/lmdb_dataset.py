@@ -65,11 +65,7 @@ FORMAT = Format("LMDB", open_lmdb, parts=(_DATA_FILE,))
 
 
 def _catalog_of_helper(path: Path) -> Columns:
-    """Return the catalog, which a process of its own builds.
-
-    Raises:
-        DataError: as `build_catalog`, or the process died.
-    """
+    """Return the catalog, which a process of its own builds."""
     with ProcessPoolExecutor(1, HelperContext(), end_with_parent) as helper:
         try:
             return helper.submit(build_catalog, path).result()
@@ -196,11 +192,7 @@ def _image_keys(cursor: Any) -> Iterator[bytes]:
 
 
 def _require_each_once(place_N: np.ndarray, cursor: Any, listed: memoryview | None, images: int) -> None:
-    """Require that the catalog has each image once, by the places of their keys.
-
-    Raises:
-        ValueError: it leaves out an image, or has one twice.
-    """
+    """Require that the catalog has each image once, by the places of their keys."""
     distinct = len(np.unique(place_N))
     if distinct < len(place_N):
         raise ValueError(f"{len(place_N):,} keys are listed, {distinct:,} different ones")
@@ -210,7 +202,6 @@ def _require_each_once(place_N: np.ndarray, cursor: Any, listed: memoryview | No
 
 
 def _image_and_label(path: Path, key: memoryview, value: memoryview) -> tuple[Item, int]:
-    """Return the place of the image in a value, and its label."""
     try:
         items = list(list_items(value))
         images = [item for item in items if item.number is None]

@@ -112,9 +112,6 @@ def _train_files(paths: list[Path]) -> tuple[list[Path], list[SkippedFile]]:
     """Return the files of the dataset to train on, and those that are left out: other splits, if there are several.
 
     A file without the name of a split, such as part1-00000-of-00001.parquet, belongs to the dataset.
-
-    Raises:
-        DataError: they belong to several splits, and none is called train.
     """
     split_of = {path: match[1] for path in paths if (match := _SHARD.fullmatch(path.name))}
     splits = set(split_of.values())

@@ -142,11 +142,7 @@ FORMAT = Format(
 
 
 def _records_of(folder: Path) -> Path:
-    """Return train.rec, or the only .rec of a folder, as im2rec writes it with any name.
-
-    Raises:
-        DataError: there are several, and none is train.rec.
-    """
+    """Return train.rec, or the only .rec of a folder, as im2rec writes it with any name."""
     found = files_in(folder, (".rec",))
     if len(found) > 1 and folder / TRAINING_SET not in found:
         raise DataError(f"{folder}: has {listed(path.name for path in found)}; give one of the files")

@@ -256,11 +256,7 @@ def _identity(content: bytes, suffix: str, location: str) -> int | str:
 
 
 def _label_of_json(fields: Any) -> str:
-    """Return the first label of a .json file that is not null.
-
-    Raises:
-        ValueError: there is none, or it is neither a whole number nor a text.
-    """
+    """Return the first label of a .json file that is not null."""
     values = map(fields.get, _LABEL_KEYS) if isinstance(fields, dict) else iter(())
     label = next((value for value in values if value is not None), None)
     if isinstance(label, float) and label.is_integer():

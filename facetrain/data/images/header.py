@@ -91,9 +91,7 @@ def is_cmyk_jpeg(data: bytes) -> bool:
 
 def is_complete_jpeg(data: bytes) -> bool:
     """Return whether a JPEG has an end marker after the start of its image; a thumbnail in its header has its own."""
-    if data.endswith(_END_OF_IMAGE):
-        return True
-    return data.rfind(_END_OF_IMAGE) > _start_of_scan(data)
+    return data.endswith(_END_OF_IMAGE) or data.rfind(_END_OF_IMAGE) > _start_of_scan(data)
 
 
 def zero_bytes_in_jpeg(data: bytes) -> int:

@@ -121,11 +121,7 @@ def _sample_pairs(images_of: list[list[bytes]], same: list[bool], seed: int) -> 
 
 
 def _require_enough(faces: SyntheticFaces) -> None:
-    """Check that so many different pairs exist.
-
-    Raises:
-        DataError: there are fewer.
-    """
+    """Check that so many different pairs exist."""
     count, images = faces.eval_identities, _IMAGES_PER_EVAL_IDENTITY
     possible = min(count * math.comb(images, 2), math.comb(count, 2) * images * images)
     if faces.eval_pairs > 2 * possible:

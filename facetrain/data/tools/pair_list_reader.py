@@ -184,7 +184,6 @@ def _cfp_images(path: Path, images: Path | None) -> dict[str, Path]:
 
 
 def _read_lines(path: Path) -> list[Line]:
-    """Return the lines of a text file that are not empty."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
