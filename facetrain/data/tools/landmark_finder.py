@@ -39,12 +39,6 @@ _PADDING = 0.5
 """Border around an image in a second attempt, in units of its longer side: YuNet misses faces that fill an image."""
 _MAX_PADDED_PIXELS = 4 * MAX_PIXELS
 """Pixels of a square image of `MAX_PIXELS` with its border; a long image with its border would fill the memory."""
-DETECTED = "detected"
-PADDED, LOW_SCORE, PADDED_LOW_SCORE = "padded image", "lower score", "padded image, lower score"
-CENTER_CROP = "center crop"
-"""Attempts of `YuNet` to find the face of an image, in their order."""
-
-
 _LARGEST_FRACTION = 2.0
 """Largest number of a table in fractions of the sides, points outside of the image included; no face is that small."""
 
@@ -217,21 +211,21 @@ class YuNet:
             DataError: the model is not a YuNet model.
         """
         for attempt, detect, score in (
-            (DETECTED, self._detect_in_place, _MIN_SCORE),
-            (PADDED, self._detect_padded, _MIN_SCORE),
-            (LOW_SCORE, self._detect_in_place, _LOW_SCORE),
-            (PADDED_LOW_SCORE, self._detect_padded, _LOW_SCORE),
+            ("", self._detect_in_place, _MIN_SCORE),
+            ("padded image", self._detect_padded, _MIN_SCORE),
+            ("lower score", self._detect_in_place, _LOW_SCORE),
+            ("padded image, lower score", self._detect_padded, _LOW_SCORE),
         ):
             face = detect(image, score)
             if face is not None:
-                if attempt != DETECTED:
+                if attempt:
                     self.fallbacks[name] = attempt
                 if face.rivals:
                     self.several_faces[name] = face.rivals + 1
                 return face.points
         if not self._center_crop:
             return None
-        self.fallbacks[name] = CENTER_CROP
+        self.fallbacks[name] = "center crop"
         return aligned_face_landmarks(name, image)
 
     def _detect_in_place(self, image: np.ndarray, min_score: float) -> _Face | None:
