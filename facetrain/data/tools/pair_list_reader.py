@@ -87,7 +87,9 @@ def _read_numbered_pairs(lines: list[Line], images: Path) -> Iterator[ListedPair
 
 
 def _read_two_line_pairs(lines: list[Line], images: Path) -> Iterator[ListedPair]:
-    for one, other in _in_twos(lines):
+    if len(lines) % 2:
+        raise PairsError(f"{lines[-1][0]}: the second line of the last pair is missing")
+    for one, other in zip(lines[::2], lines[1::2], strict=True):
         files, numbers = [], []
         for location, words in (one, other):
             _require_form(_is_half_of_pair(words), location, words, "`image.jpg number`")
@@ -204,12 +206,6 @@ def _require_form(is_valid: bool, location: str, words: list[str], form: str) ->
 
 def _form_error(location: str, words: list[str], form: str) -> PairsError:
     return PairsError(f"{location}: {' '.join(words)[:60]!r} is not of the form {form}")
-
-
-def _in_twos(lines: list[Line]) -> Iterator[tuple[Line, Line]]:
-    if len(lines) % 2:
-        raise PairsError(f"{lines[-1][0]}: the second line of the last pair is missing")
-    return zip(lines[::2], lines[1::2], strict=True)
 
 
 def _find_image(root: Path, files: Sequence[Path], location: str) -> Path:
