@@ -12,10 +12,15 @@ import numpy as np
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.mixture import parts_of
 from facetrain.errors import DataError
+from facetrain.text import count_text
 
 FEWEST_PEOPLE = 1_000
 """People from which a new network learns to tell others apart, at least; one that has learned it needs fewer."""
 _CHUNK = 1 << 24
+_RENUMBERED = (
+    "the center of a class without images only repels; `facetrain data convert DATASET --to recordio --output NEW` "
+    "writes a copy whose labels begin at 0 and have no gaps"
+)
 
 
 class LabelProblem(NamedTuple):
@@ -75,17 +80,14 @@ def find_label_problem(source: FaceDataset) -> LabelProblem | None:
         remark = f", but every label from {first:,} to {classes - 1:,} has an image" if is_shifted else ""
         return LabelProblem(
             f"no image has the label 0{remark}: the labels begin at {first:,}",
-            f"subtract {first:,} from all labels: labels must begin at 0, and the center of an empty class only repels",
+            _RENUMBERED,
             first,
             is_shifted,
             is_empty,
         )
     if missing:
-        return LabelProblem(
-            f"{missing:,} labels below the highest have no image",
-            "their class centers cannot learn: check the labels with `facetrain data check`",
-            is_empty=is_empty,
-        )
+        below = count_text(missing, "label below the highest has", "labels below the highest have")
+        return LabelProblem(f"{below} no image", _RENUMBERED, is_empty=is_empty)
     if single > classes / 2:
         return LabelProblem(
             f"{single:,} of {classes:,} identities have one image", "consider data.min_images_per_identity: 2"

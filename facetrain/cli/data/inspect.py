@@ -96,8 +96,8 @@ def _describe(facts: dict[str, Any], source: FaceDataset) -> list[str]:
     from facetrain.data.skipped_files import skipped_summary
 
     lines = [f"{facts['folder']}: {images_text(facts['images'], facts['identities'])}"]
-    if facts["identities_without_images"]:
-        lines.append("  {identities_without_images:,} identities have no image".format(**facts))
+    if empty := facts["identities_without_images"]:
+        lines.append(f"  {count_text(empty, 'identity has', 'identities have')} no image")
     lines.append("  images per identity: {fewest:,} to {most:,}, median {median:g}".format(**facts))
     lines += _format_lines(facts, facts["sample"])
     skipped = skipped_files(source)

@@ -23,7 +23,7 @@ def dataset_of(*labels, classes):
 
 @pytest.mark.parametrize(
     ("labels", "classes", "named"),
-    [((0, 1, 2, 2), 3, "2 of 3"), ((1, 1, 2, 2), 3, "begin at 1"), ((0, 0, 2, 2), 3, "1 labels")],
+    [((0, 1, 2, 2), 3, "2 of 3"), ((1, 1, 2, 2), 3, "begin at 1"), ((0, 0, 2, 2), 3, "1 label below")],
 )
 def test_identities_without_images_or_with_one_are_named(labels, classes, named):
     (remark,) = label_remarks(dataset_of(*labels, classes=classes), "x")
@@ -51,7 +51,7 @@ def test_labels_with_large_gaps_are_refused_unless_the_config_states_their_numbe
     lines = "".join(f"{number}.png\t{69_003_068 + number // 3}\n" for number in range(12))
     (tmp_path / "people.txt").write_text(lines)
     source = open_dataset(tmp_path / "people.txt")
-    with pytest.raises(DataError, match="label"):
+    with pytest.raises(DataError, match="label.*data convert"):
         require_trainable_labels(source, "people.txt", may_have_gaps=False)
     require_trainable_labels(source, "people.txt", may_have_gaps=True)
 
