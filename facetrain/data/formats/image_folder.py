@@ -14,6 +14,7 @@ import numpy as np
 
 from facetrain.data.column_cache import Columns
 from facetrain.data.formats.base import CatalogDataset, Format
+from facetrain.data.formats.names import SUFFIXES
 from facetrain.data.images.header import IMAGE_SUFFIXES, size_fault
 from facetrain.data.skipped_files import SkippedFile
 from facetrain.errors import DataError, UnreadableError
@@ -118,10 +119,18 @@ def open_folder(folder: Path) -> CatalogDataset:
         labels.extend([len(identities)] * files)
         identities.append(identity)
     if not labels:
+        lists = sorted(name for name, *_ in skipped if name.endswith(SUFFIXES["image_list"]))
+        advice = (
+            f"if {lists[0]} lists images and their people, give {folder / lists[0]}"
+            if lists
+            else (
+                "for images directly in it, write a list file of their people, such as people.txt with lines "
+                "`photo1.jpg ann`, and give it"
+            )
+        )
         raise DataError(
             f"{folder}: contains neither train.rec nor images in one subfolder per identity "
-            f"({', '.join(sorted(IMAGE_SUFFIXES))}); give the folder that has the identities; for images directly "
-            "in it, write a list file of their people, such as people.txt with lines `photo1.jpg ann`, and give it"
+            f"({', '.join(sorted(IMAGE_SUFFIXES))}); give the folder that has the identities; {advice}"
         )
     name_size = np.array(name_sizes, np.int32)
     columns = Columns.of(

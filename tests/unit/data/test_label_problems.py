@@ -56,6 +56,13 @@ def test_labels_with_large_gaps_are_refused_unless_the_config_states_their_numbe
     require_trainable_labels(source, "people.txt", may_have_gaps=True)
 
 
+def test_a_folder_with_a_list_and_no_image_names_the_list(tmp_path):
+    (tmp_path / "train.lst").write_text("1\tphotos/a.png\t0\n1\tphotos/b.png\t1\n")
+    (tmp_path / "property").write_text("2,112,112")
+    with pytest.raises(DataError, match=r"give .*train\.lst"):
+        open_dataset(tmp_path)
+
+
 def test_a_list_of_photos_with_landmarks_is_to_be_packed_first(tmp_path):
     points = "\t".join(map(str, np.arange(14)))
     (tmp_path / "a.lst").write_text(f"0\ta.png\t0\t{points}\n1\tb.png\t1\n")
