@@ -71,6 +71,11 @@ def _read_state_dict(path: Path) -> dict[str, Tensor]:
         if isinstance(value, dict) and isinstance(value.get(key), dict):
             value = value[key]
     if not isinstance(value, dict) or not all(isinstance(v, Tensor) for v in value.values()) or not value:
+        if isinstance(value, Tensor):
+            raise ModelError(
+                f"{path}: one tensor {list(value.shape)} and no network; if these are class centers, as "
+                "rank_0_softmax_weight.pt of arcface_torch, give the backbone.pth beside them"
+            )
         found = f" (has {listed(map(str, value))})" if value and isinstance(value, dict) else ""
         raise ModelError(f"{path}: not a state dict{found}; save `model.state_dict()` to the file")
     for name, tensor in value.items():

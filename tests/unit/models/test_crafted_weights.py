@@ -107,6 +107,12 @@ def test_a_weight_with_fewer_numbers_than_its_shape_is_refused(tmp_path, tensor)
         read_weights(tmp_path / "model.pt")
 
 
+def test_a_file_of_class_centers_alone_is_no_network(tmp_path):
+    torch.save(torch.zeros(100, 8), tmp_path / "rank_0_softmax_weight.pt")
+    with pytest.raises(ModelError, match=r"rank_0_softmax_weight.pt: .*\[100, 8\].*backbone"):
+        read_weights(tmp_path / "rank_0_softmax_weight.pt")
+
+
 def test_a_transposed_weight_is_read(tmp_path):
     torch.save({"conv1.weight": torch.arange(6.0).view(2, 3).T}, tmp_path / "model.pt")
     assert read_weights(tmp_path / "model.pt")[0]["conv1.weight"].tolist() == [[0, 3], [1, 4], [2, 5]]
