@@ -75,7 +75,7 @@ class Guard:
 
     def set_timeout(self, timeout_s: float) -> None:
         """Set how long other ranks wait for this one in a collective: it may be silent for longer."""
-        self._say(f"timeout {timeout_s}")
+        self.say(f"timeout {timeout_s}")
 
     def report(self, error: BaseException) -> None:
         """Tell the other watchdogs why this rank ends, once. Its own then stays until the process has ended."""
@@ -86,15 +86,11 @@ class Guard:
         # most special class comes first.
         kinds = {LostRankError: "followed", RankError: "waited", BaseException: "failed"}
         kind = next(kind for cause, kind in kinds.items() if isinstance(error, cause))
-        self._say(f"{kind} {error_reason(error) or type(error).__name__}")
+        self.say(f"{kind} {error_reason(error) or type(error).__name__}")
 
     def end_within(self, seconds: float, exit_code: int, reason: str) -> None:
         """Let the watchdog end this process with an exit code if it still runs after so many seconds."""
-        self._say(f"within {seconds} {exit_code} {reason}")
-
-    def send_position(self) -> None:
-        """Show that Python runs here, and where."""
-        self._say(f"at {main_thread_position()}")
+        self.say(f"within {seconds} {exit_code} {reason}")
 
     def dismiss(self) -> None:
         """End the watchdog, unless it waits for the end of this process: the exit may wait for a lost rank."""
@@ -104,7 +100,7 @@ class Guard:
         _guards.remove(self)
         assert self._process.stdin is not None, "stdin is a pipe"
         # Said before the pipe is closed: the watchdog takes a closed pipe for the death of the rank.
-        self._say("done")
+        self.say("done")
         self._process.stdin.close()
         try:
             self._process.wait(_DISMISS_S)
@@ -112,7 +108,8 @@ class Guard:
             self._process.kill()
             self._process.wait()
 
-    def _say(self, line: str) -> None:
+    def say(self, line: str) -> None:
+        """Send the watchdog a line of those that `watchdog_process` lists."""
         assert self._process.stdin is not None, "stdin is a pipe"
         with suppress(OSError, ValueError):  # the watchdog has ended: `_follow` handles that
             # In one write: several threads send lines, and shorter ones than a page are never mixed by a pipe.
@@ -140,7 +137,7 @@ def watchdog(peers: Peers, timeout_s: float) -> Iterator[Guard]:
     def report() -> None:
         stopped_s = 0.0
         while not guard.dismissed.wait(_INTERVAL_S):
-            guard.send_position()
+            guard.say(f"at {main_thread_position()}")
             # Ctrl-Z stops this process together with its watchdog: only what passes here counts.
             stopped_s = stopped_s + _INTERVAL_S if watchdog_process.is_stopped(process.pid) else 0.0
             if stopped_s > _STOPPED_S:
