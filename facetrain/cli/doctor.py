@@ -13,8 +13,6 @@ from facetrain.cli.usual_settings import UsualSettings
 from facetrain.text import count_text
 
 _COLORS = {"ok": "green", "warning": "yellow", "failure": "red"}
-
-
 Data = Annotated[
     str | None,
     typer.Option(

@@ -73,8 +73,6 @@ FileOptions = Annotated[
         ),
     },
 ]
-
-
 Images = Annotated[
     Path | None,
     typer.Option(

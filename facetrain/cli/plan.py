@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from facetrain.config.schema import Config
     from facetrain.plan.forecast import Forecast
 
-
 _GIB = 1 << 30
 
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from facetrain.embeddings.gallery_search import Found
 
 _INPUT = "a file of embeddings that `facetrain embed` wrote (.npz, .parquet), or with --model any images"
-
-
 _ROUNDING = 1e-12
 """Tolerance of the threshold: the cosine of an embedding with itself is 1 up to float64 rounding."""
 

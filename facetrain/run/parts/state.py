@@ -110,14 +110,7 @@ def build_state(
         compile=config.train.compile,
     )
     scale = LossScale(world.device, enabled=config.train.precision == "fp16")
-    head = build_head(
-        config,
-        world,
-        num_classes,
-        folder,
-        schedule=schedule,
-        source=source,
-    )
+    head = build_head(config, world, num_classes, folder, schedule=schedule, source=source)
     centers = identities.centers
     if config.model.init_from and centers:
         initialize_centers(head, local_path(config.model.init_from), centers.number)
