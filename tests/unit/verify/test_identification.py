@@ -73,7 +73,7 @@ def test_a_gallery_without_the_mate_of_any_probe_has_no_rates(enrolled):
     found = identification_result(searches, subjects=20, draws=Draws(20))
     reason = "needs probes whose person is in the gallery; there are none"
     rates = ("tpir@1e-01", "tpir@1e-02", "rank1", "rank5", "rank10", "rank20")
-    assert found.needs == dict.fromkeys(rates, reason) and not found.interval
+    assert found.needs == dict.fromkeys(rates, reason) and not found.interval and found.curve is None
     assert all(found.metrics[name] is None for name in rates)
 
 
@@ -137,3 +137,20 @@ def test_the_gallery_with_the_fewest_nonmated_probes_decides_what_a_search_can_s
         assert result.fewest_impostors == 120 and result.lowest_rates["lowest"] == 1 / 120
         assert result.remark("tpir@1e-02") == "uncertain: rests on 1 false accept, fewer than 30"
     assert not identification_result([large], subjects=5020, draws=Draws(0)).remark("tpir@1e-02")
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_rates_draws_and_counts_of_two_galleries_are_means_and_rest_on_the_fewer_people(order):
+    def gallery(mates, strangers, is_found):
+        mated = np.arange(mates + strangers) < mates
+        mate = np.where(mated, 0.9 if is_found else 0.1, -np.inf)
+        rank = np.full(len(mated), 0 if is_found else 7)
+        return Search(np.arange(len(mated)), mated, rank, mate, np.where(mated, 0.0, 0.5), 100)
+
+    galleries = gallery(40, 20, True), gallery(30, 12, False)
+    result = identification_result([galleries[each] for each in order], subjects=60, draws=Draws(50))
+    for name, rate in {"rank1": 0.5, "rank5": 0.5, "rank10": 1.0, "tpir@1e-01": 0.5}.items():
+        assert result.metrics[name] == rate and set(result.replicates[name]) == {rate}
+    assert result.metrics["mated"] == 35
+    assert (result.subjects_of("rank1"), result.subjects_of("tpir@1e-01")) == (40, 12)
+    assert result.needs["tpir@1e-02"].endswith("there are 12")

@@ -110,6 +110,27 @@ def test_ijb_one_to_many_equals_loops_over_its_files(tmp_path, gallery):
     assert found.interval["rank1"][0] < found.metrics["rank1"] < found.interval["rank1"][1]
 
 
+def test_the_subjects_are_the_people_who_are_compared_and_the_search_lists_connect_their_templates(tmp_path):
+    folder = write_ijb(tmp_path / "ijbc")
+    pairs, probes = (
+        folder / f"meta/ijbc_{name}" for name in ("template_pair_label.txt", "1N_probe_mixed.csv")
+    )
+    # Of eight people, the last is in the galleries alone, and the others have no genuine pair of their third template.
+    lines = [line.split() for line in pairs.read_text().splitlines()]
+    kept = [
+        line
+        for line in lines
+        if not {"107", "115", "123"} & {*line[:2]} and (line[2] == "0" or int(line[1]) < 116)
+    ]
+    pairs.write_text("".join(" ".join(line) + "\n" for line in kept))
+    probes.write_text("".join(line for line in probes.read_text().splitlines(True) if ",7007," not in line))
+    found = evaluated("ijbc", tmp_path)
+    assert (found["ijbc"].subjects, found["ijbc_1n"].subjects) == (7, 7)
+    for path in folder.glob("meta/*1N*"):
+        path.unlink()
+    assert evaluated("ijbc", tmp_path)["ijbc"].subjects == 14, "each third template is a person of its own"
+
+
 def test_ijb_b_has_other_file_names_and_works_without_the_one_to_many_lists(tmp_path):
     folder = write_ijb(tmp_path / "IJBB", prefix="ijbb")
     for path in folder.glob("meta/*1N*"):
