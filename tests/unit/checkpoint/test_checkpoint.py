@@ -1,6 +1,7 @@
 import errno
 import gc
 import hashlib
+import json
 import os
 import resource
 import shutil
@@ -16,7 +17,14 @@ from safetensors.torch import load_file
 
 from facetrain.checkpoint import commit
 from facetrain.checkpoint import snapshot as snapshot_module
-from facetrain.checkpoint.commit import LATEST, complete_steps, publish, remove_surplus, remove_unfinished
+from facetrain.checkpoint.commit import (
+    LATEST,
+    complete_steps,
+    publish,
+    put_aside,
+    remove_surplus,
+    remove_unfinished,
+)
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.manifest import MANIFEST
 from facetrain.checkpoint.save import CheckpointWriter
@@ -92,9 +100,11 @@ def test_a_checkpoint_is_saved_even_if_the_name_of_the_newest_cannot_be_written(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(commit, "_write_latest", refuse)
-    errors = StringIO()
+    synced, errors = [], StringIO()
+    monkeypatch.setattr(commit, "sync_folder", synced.append)
     with redirect_stderr(errors):
         assert not writer.save(snapshot(2)).failure
+    assert synced[-1] == tmp_path, "a power cut does not undo the commit"
     assert "latest: No space left on device; it was not updated to step_00000002" in errors.getvalue()
     assert Checkpoint.open(tmp_path).step == 2
 
@@ -213,6 +223,14 @@ def test_a_host_without_memory_for_the_copy_writes_each_checkpoint_before_traini
     assert complete_steps(tmp_path) == [1, 2]
 
 
+@pytest.mark.parametrize(("left", "warnings"), [(120, 0), (119, 1)])
+def test_the_ranks_of_a_host_share_its_memory(tmp_path, monkeypatch, capsys, left, warnings):
+    reports = [["one", 60, left + 1], ["two", 100, None], ["one", 60, left]]
+    monkeypatch.setattr("facetrain.checkpoint.save.collectives.gather_json", lambda _: reports)
+    CheckpointWriter(tmp_path).prepare(replace(snapshot(0), rows=()))
+    assert capsys.readouterr().err.count("warning: one: the copy of a checkpoint") == warnings
+
+
 def test_the_first_save_compares_the_copy_with_the_memory_if_nothing_was_prepared(tmp_path, monkeypatch):
     monkeypatch.setattr("facetrain.checkpoint.save.available_bytes", lambda: 100)
     assert CheckpointWriter(tmp_path).save(snapshot(1)).step == 1
@@ -320,6 +338,11 @@ def test_every_type_and_shape_loads_with_the_safetensors_library(tmp_path, dtype
     size, sha256 = write_tensors(tmp_path / "a.safetensors", tensors)
     data = (tmp_path / "a.safetensors").read_bytes()
     assert (size, sha256) == (len(data), hashlib.sha256(data).hexdigest())
+    begin = 8 + int.from_bytes(data[:8], "little")
+    places = {name: entry["data_offsets"][0] for name, entry in json.loads(data[8:begin]).items()}
+    assert begin % 8 == 0 and all(
+        places[name] % tensor.element_size() == 0 for name, tensor in tensors.items()
+    )
     loaded = load_file(tmp_path / "a.safetensors")
     assert loaded.keys() == tensors.keys()
     assert all(
@@ -356,6 +379,16 @@ def test_a_crash_between_two_renames_loses_no_checkpoint(tmp_path):
         Checkpoint.open(tmp_path).verify()
         # As after a crash that follows both renames.
         shutil.copytree(tmp_path / "step_00000001", tmp_path / ".step_00000001.replaced")
+
+
+def test_what_is_put_aside_again_gets_a_number(tmp_path):
+    def put_aside_thrice(name):
+        for _ in range(3):
+            (tmp_path / name).touch()
+            yield put_aside(tmp_path / name).name
+
+    names = ["left_model.safetensors", "left_model_2.safetensors", "left_model_3.safetensors"]
+    assert [*put_aside_thrice("model.safetensors")] == names
 
 
 def test_checkpoints_in_use_and_the_rest_of_an_interrupted_removal_do_not_hinder_a_removal(tmp_path):
