@@ -49,9 +49,7 @@ def build_optimizers(
         ratio = optim.muon.lr / optim.lr
         by_muon = [group | {"lr_factor": ratio * group["lr_factor"]} for group in by_muon]
         optimizers.append(Muon(by_muon, weight_decay=optim.muon.weight_decay))
-    if groups or not optimizers:
-        optimizers.append(build_optimizer(optim, groups))
-    return optimizers
+    return [*optimizers, build_optimizer(optim, groups)]
 
 
 def build_optimizer(optim: OptimSettings, groups: list[ParameterGroup]) -> GroupOptimizer:
