@@ -146,6 +146,8 @@ def test_a_resume_whose_config_does_not_fit_leaves_the_run_as_it_was(whole, tmp_
     assert kept() == before, "neither the config nor the checkpoints behind step 4 may change"
     overrun = facetrain("resume", folder, "--set", "train.max_steps=6")
     assert overrun.returncode == 2 and "the checkpoint is past step 6" in overrun.stderr
+    oversized = facetrain("resume", folder, "--set", "train.global_batch_size=1000")
+    assert oversized.returncode == 2 and "fewer than one global batch of 1,000" in oversized.stderr
     assert kept() == before
 
 

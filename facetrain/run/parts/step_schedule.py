@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from facetrain.config.schema import Config
-from facetrain.errors import ConfigError, DataError
+from facetrain.errors import ConfigError
 from facetrain.head.settings import HeadSettings
 from facetrain.text import count_text
 
@@ -150,8 +150,7 @@ def schedule_steps(config: Config, num_images: int, world_size: int) -> StepSche
     """Compute the batch sizes and step counts of a run.
 
     Raises:
-        ConfigError: the global batch cannot be divided among the ranks.
-        DataError: the dataset is smaller than one global batch.
+        ConfigError: the global batch cannot be divided among the ranks, or is larger than the dataset.
     """
     local = local_batch_size(config, world_size)
     global_batch = local * world_size * config.optim.accumulate
@@ -194,7 +193,7 @@ def schedule_steps(config: Config, num_images: int, world_size: int) -> StepSche
 
 def _steps_per_epoch(config: Config, num_images: int, global_batch: int) -> int:
     if num_images < global_batch:
-        raise DataError(
+        raise ConfigError(
             f"{config.data.train}: the dataset has {count_text(num_images, 'image')}, fewer than one global batch of "
             f"{global_batch:,}; give a smaller one with --batch or train.batch_size"
         )

@@ -5,7 +5,7 @@ import pytest
 
 from facetrain.config.loading import build_config
 from facetrain.data.loading.sampler import GlobalSampler, MixtureSampler, SampleOrder
-from facetrain.errors import ConfigError, DataError
+from facetrain.errors import ConfigError
 from facetrain.optim.learning_rate import Polynomial
 from facetrain.run.parts.step_schedule import schedule_steps, stage_configs
 from facetrain.run.parts.stepper import learning_rates
@@ -110,7 +110,7 @@ def test_the_batch_of_a_stage_divides_over_the_ranks_and_fits_the_dataset():
     with pytest.raises(ConfigError, match=r"stage 2 of train\.stages: .*\b24 images .*\b5 ranks"):
         stages = [{"until_epoch": 1, "global_batch_size": 20}, STAGES[1]]
         schedule_steps(config_of(stages, images=20), IMAGES, 5)
-    with pytest.raises(DataError, match=r"batch of 208\b"):
+    with pytest.raises(ConfigError, match=r"batch of 208\b"):
         schedule_steps(config_of([{"until_epoch": 1, "global_batch_size": 208}]), IMAGES, 1)
 
 
