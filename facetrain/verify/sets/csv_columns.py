@@ -68,9 +68,20 @@ def finite_numbers(path: Path, column: str, values: list[str], advice: str = "")
     return number_P
 
 
+def plain_number(text: str, kind: type[int] | type[float]) -> float:
+    """Return the number that a text denotes; Python itself also reads 1_0, which may be a name, as 10.
+
+    Raises:
+        ValueError: it is no number of this kind.
+    """
+    if "_" in text:
+        raise ValueError(f"{text[:60]!r} is no number")
+    return kind(text)
+
+
 def _number(text: str) -> float:
     try:
-        return float(text)
+        return plain_number(text, float)
     except ValueError:
         return float("nan")
 

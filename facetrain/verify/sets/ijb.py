@@ -30,6 +30,7 @@ from facetrain.embeddings.image_inputs import LazySequence, lazy_files
 from facetrain.errors import PairsError
 from facetrain.face_landmarks import TEMPLATE_SIZE, normalize_landmarks
 from facetrain.files import error_reason
+from facetrain.verify.sets.csv_columns import plain_number
 
 _LABELED_PAIR = re.compile(r"\s*-?[0-9]+\s+-?[0-9]+\s+[01]\s*")
 _LIMIT = 1 << 63
@@ -140,7 +141,7 @@ def _named_rows(path: Path, count: int, kind: type[int] | type[float]) -> tuple[
     for line, text in enumerate(_text(path).splitlines(), start=1):
         name, *words = text.split() or [""]
         try:
-            row = [kind(word) for word in words]
+            row = [plain_number(word, kind) for word in words]
         except ValueError:
             row = []
         # The comparison is false for NaN.
@@ -200,12 +201,14 @@ def _read_template_subjects(path: Path, template: np.ndarray) -> TemplateSubject
         for row in reader:
             if row:
                 # Through int64: a larger number raises an error here and not later.
-                template_id, subject = np.array([int(row[0]), int(row[1])], np.int64).tolist()
+                template_id, subject = np.array(
+                    [plain_number(field, int) for field in row[:2]], np.int64
+                ).tolist()
                 if subject_of.setdefault(template_id, subject) != subject:
                     raise ValueError(
                         f"template {template_id} has the subject {subject_of[template_id]} before"
                     )
-    except (ValueError, OverflowError, IndexError, csv.Error) as error:
+    except (ValueError, OverflowError, csv.Error) as error:
         raise PairsError(
             f"{path}, line {reader.line_num}: every line after the header must begin with TEMPLATE_ID,SUBJECT_ID as "
             f"integers, with one subject for each template ({error_reason(error)})"

@@ -165,6 +165,7 @@ TWO = {"score": [1, 2], "genuine": [1, 0]}
         ({"score": [1], "same": [1]}, "no column genuine"),
         ({"genuine": [1], "name": ["a"]}, r"needs a column score, .* the columns are genuine, name"),
         ({"score": [1, "?"], "genuine": [1, 0]}, r"row 3: score is '\?', not a finite number; 1 of 2 rows have no"),
+        ({"score": [1, "1_0"], "genuine": [1, 0]}, r"row 3: score is '1_0', not a finite number"),
         ({"score": [1, 2], "genuine": [1, "maybe"]}, "row 3: genuine is 'maybe'"),
         (TWO | {"subject_1": ["a", "b"]}, "has only one of the columns subject_1 and subject_2"),
         (TWO | {"subject_1": "ab", "subject_2": "ab"}, "row 3: genuine is 0, but the people are 'b' and 'b'"),
