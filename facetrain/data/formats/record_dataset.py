@@ -16,7 +16,7 @@ from facetrain.data.column_cache import Columns, cached_columns
 from facetrain.data.formats.base import CatalogDataset, Format, catalog_path, files_in
 from facetrain.data.formats.record_index import build_catalog
 from facetrain.data.formats.record_names import RecordNames
-from facetrain.data.formats.recordio import RecordReader, decode_record
+from facetrain.data.formats.recordio import RecordReader, damage_advice, decode_record
 from facetrain.errors import DataError, RecordError
 from facetrain.files import error_reason, read_regular_text
 from facetrain.text import listed, printable
@@ -39,9 +39,8 @@ class RecordDataset(CatalogDataset):
         # Record 0 stores the key as float32: above 2^24 it is rounded by up to half a unit in the last place.
         if announced is not None and abs(end - announced) > np.spacing(np.float32(announced)) / 2:
             raise DataError(
-                f"{files[0]}: record 0 announces images up to key {int(announced) - 1:,}, but the "
-                f"last one is {end - 1:,}; the file or its index is incomplete: download it again, or "
-                "remove the .idx"
+                f"{files[0]}: record 0 announces images up to key {int(announced) - 1:,}, but the last one is "
+                f"{end - 1:,}; {damage_advice(files[0])}"
             )
         # The tables and `property` describe train.rec; other record files in the folder have their own labels.
         self._names = RecordNames(files[0].parent) if files[0].name == TRAINING_SET else None

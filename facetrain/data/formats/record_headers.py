@@ -47,7 +47,9 @@ class Records:
     def require_none(self, wrong: np.ndarray, what: str) -> None:
         """Raise RecordError for the first record that is wrong, bool (N,)."""
         if wrong.any():
-            raise RecordError(f"{self.location(int(wrong.argmax()))}: {what}; {recordio.DAMAGE_ADVICE}")
+            raise RecordError(
+                f"{self.location(int(wrong.argmax()))}: {what}; {recordio.damage_advice(self.reader.path)}"
+            )
 
 
 @dataclass(frozen=True)

@@ -45,10 +45,6 @@ _FRAME = struct.Struct("<II")
 _LABEL = struct.Struct("<f")
 _HEADER = struct.Struct("<IfQQ")
 _FRAME_AND_HEADER = struct.Struct("<IIIfQQ")
-DAMAGE_ADVICE = (
-    "the file is damaged, or the index belongs to another file: download it again, or remove the .idx, and it will be "
-    "rebuilt"
-)
 _FIRST_READ_BYTES = 1 << 14
 """Bytes of the first read of a record; most aligned faces of 112 × 112 have fewer."""
 
@@ -103,6 +99,17 @@ def decode_record(payload: bytes, location: str) -> tuple[RecordHeader, bytes]:
         )
     labels = struct.unpack_from(f"<{flag}f", payload, _HEADER.size) if flag else (label,)
     return RecordHeader(flag, labels, id_, id2), payload[end:]
+
+
+def damage_advice(rec_path: Path) -> str:
+    """Return what may be wrong with a .rec and what to do, as the end of a message."""
+    index = rec_path.with_suffix(".idx")
+    if not index.exists():
+        return "the file is damaged: download it again"
+    return (
+        f"the file is damaged, or {index.name} belongs to another file: download it again, or remove {index.name}, "
+        "and it will be rebuilt"
+    )
 
 
 class RecordReader(PositionalFile):
@@ -192,7 +199,7 @@ class RecordReader(PositionalFile):
         elif (kind in (PART_WHOLE, PART_FIRST)) != (offset == start) or kind > PART_LAST:
             fault = f"a part of kind {kind} at byte {offset:,} is out of order"
         if fault:
-            raise RecordError(f"{self.location(start, key)}: {fault}; {DAMAGE_ADVICE}")
+            raise RecordError(f"{self.location(start, key)}: {fault}; {damage_advice(self.path)}")
         return kind, length
 
 

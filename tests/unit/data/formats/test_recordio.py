@@ -103,6 +103,22 @@ def test_a_damaged_file_gives_one_error_that_names_it(tmp_path, damage, message)
     assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("size", [70, 0])
+def test_the_message_about_a_damaged_file_speaks_of_an_index_only_where_there_is_one(tmp_path, size):
+    write_records(tmp_path, [0, 0, 1])
+    path = tmp_path / "train.rec"
+    if size:
+        path.write_bytes(path.read_bytes()[:size])
+    else:  # the first two of the three images that record 0 announces
+        _, offsets = read_index(path, tmp_path / "train.idx")
+        path.write_bytes(path.read_bytes()[: offsets[3]])
+    with pytest.raises(DataError, match=r"remove train\.idx"):
+        open_records(tmp_path)
+    (tmp_path / "train.idx").unlink()
+    with pytest.raises(DataError, match=r"the file is damaged: download it again$"):
+        open_records(tmp_path)
+
+
 @pytest.mark.parametrize("kinds", [(2,), (3,), (1, 0), (1, 1), (4,)])
 def test_parts_out_of_order_are_no_record(tmp_path, kinds):
     parts = [struct.pack("<II", MAGIC, kind << KIND_SHIFT | 4) + b"data" for kind in (*kinds, 3)]
