@@ -17,7 +17,7 @@ from facetrain.files import error_reason, parse_json
 from facetrain.models.checksum import require_sound_onnx
 from facetrain.models.file_layers import Affine, Node, backbone_form
 from facetrain.models.layer_graph import IMAGE, Layer, LayerGraph
-from facetrain.models.onnx_limits import graph_inputs
+from facetrain.models.onnx_limits import graph_inputs, read_model_proto, require_stored_weights
 from facetrain.models.preprocessing import FRACTIONS, PREPROCESSING, PREPROCESSING_KEY, RAW_PIXELS
 from facetrain.text import listed
 
@@ -95,7 +95,9 @@ def read_onnx_layers(path: Path) -> LayerGraph:
     except ImportError as error:
         raise ModelError(f"{path}: {missing_package(error, 'onnx')}") from error
     try:
-        proto = onnx.load(str(path))
+        proto = read_model_proto(onnx, path)
+        require_stored_weights(path, proto)
+        onnx.load_external_data_for_model(proto, str(path.parent))
         require_sound_onnx(proto, path)
         return _read_layers(onnx, proto, path)
     except ModelError:

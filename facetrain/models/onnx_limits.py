@@ -24,6 +24,25 @@ _MOST_DIMENSIONS = 32
 _TWO_IN_A_BYTE = ("INT4", "UINT4", "FLOAT4E2M1")
 
 
+def read_model_proto(onnx: Any, path: Path) -> Any:
+    """Return the `onnx.ModelProto` of a file, without weights in another file.
+
+    Raises:
+        ModelError: it is not an ONNX file.
+        OSError: the file cannot be read.
+    """
+    fault = f"{path}: is not an ONNX file, or is damaged or incomplete; copy it again"
+    try:
+        model = onnx.load(str(path), load_external_data=False)
+    except OSError:
+        raise
+    except Exception as error:  # protobuf's own, whose text names its messages
+        raise ModelError(fault) from error
+    if not model.graph.node:  # an empty file is a model without layers
+        raise ModelError(fault)
+    return model
+
+
 def require_stored_weights(path: Path, model: Any) -> None:
     """Check that every weight has the bytes that its shape needs, in the model or in the file with its data.
 

@@ -16,7 +16,7 @@ from facetrain.face_landmarks import NORMALIZED_TEMPLATE
 from facetrain.files import error_reason, new_file
 from facetrain.models.checksum import require_sound_onnx
 from facetrain.models.onnx_layers import mean_and_scale, parse_metadata
-from facetrain.models.onnx_limits import require_small_values, require_stored_weights
+from facetrain.models.onnx_limits import read_model_proto, require_small_values, require_stored_weights
 
 _IMAGE_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(uint8)": np.uint8}
 _ERRORS, _FATAL = 3, 4
@@ -169,7 +169,7 @@ def open_onnx(path: Path) -> OnnxNetwork:
     except ImportError as error:
         raise ModelError(f"{path}: {missing_package(error, 'onnx')}") from error
     try:
-        given = _check(_load(onnx, path), path)
+        given = _check(read_model_proto(onnx, path), path)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = _ERRORS  # else one line for each weight that is also listed as an input
@@ -181,20 +181,6 @@ def open_onnx(path: Path) -> OnnxNetwork:
     except Exception as error:  # onnxruntime's errors have no common base
         raise ModelError(f"{path}: {error_reason(error)}") from error
     return network
-
-
-def _load(onnx: Any, path: Path) -> Any:
-    """Return an ONNX model without the weights in another file."""
-    fault = f"{path}: is not an ONNX file, or is damaged or incomplete; copy it again"
-    try:
-        model = onnx.load(str(path), load_external_data=False)
-    except OSError:
-        raise
-    except Exception as error:  # protobuf's own, whose text names its messages
-        raise ModelError(fault) from error
-    if not model.graph.node:  # an empty file is a model without layers
-        raise ModelError(fault)
-    return model
 
 
 def _check(model: Any, path: Path) -> tuple[float, float]:
@@ -216,7 +202,7 @@ def has_external_data(path: Path) -> bool:
     """Return whether weights of an ONNX file are in another file, beside it."""
     import onnx
 
-    graph = _load(onnx, path).graph
+    graph = read_model_proto(onnx, path).graph
     return any(weight.external_data for weight in graph.initializer)
 
 
@@ -230,7 +216,7 @@ def copy_with_metadata(path: Path, output: Path, texts: Mapping[str, str]) -> No
     """
     import onnx
 
-    model = _load(onnx, path)
+    model = read_model_proto(onnx, path)
     kept = {entry.key: entry.value for entry in model.metadata_props}
     onnx.helper.set_model_props(model, {**kept, **texts})
     with new_file(output, RunError) as scratch:

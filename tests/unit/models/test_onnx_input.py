@@ -445,11 +445,13 @@ def test_a_further_input_is_refused(tmp_path):
 
 @pytest.mark.parametrize("content", [b"", b"<html>", b"\x08\x08"])
 def test_a_file_that_is_no_onnx_file_is_refused_without_the_words_of_protobuf(tmp_path, content):
-    (tmp_path / "m.onnx").write_bytes(content)
-    with pytest.raises(
-        ModelError, match=r"m\.onnx: is not an ONNX file, or is damaged or incomplete; copy it again"
-    ):
-        open_model(tmp_path / "m.onnx", CPU)
+    path = tmp_path / "m.onnx"
+    path.write_bytes(content)
+    for read in (lambda path: open_model(path, CPU), read_onnx_layers):
+        with pytest.raises(
+            ModelError, match=r"m\.onnx: is not an ONNX file, or is damaged or incomplete; copy it again"
+        ):
+            read(path)
 
 
 def test_a_graph_that_does_not_run_on_images_is_reported_in_one_line(tmp_path):
