@@ -232,7 +232,11 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             if len(names) > _MAX_TENSORS:
                 raise ModelError(f"{path}: has {len(names):,} tensors; the limit is {_MAX_TENSORS:,}")
             weights, metadata = {name: file.get_tensor(name) for name in names}, dict(file.metadata() or {})
-    except (SafetensorError, OSError) as error:
+    except SafetensorError as error:
+        raise ModelError(
+            f"{path}: is not a .safetensors file, or is damaged or incomplete; copy it again"
+        ) from error
+    except OSError as error:
         raise ModelError(f"{path}: {error}") from error
     if CHECKSUM_KEY in metadata:
         require_checksum(metadata, checksum_of(weights), path)
