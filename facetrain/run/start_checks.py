@@ -136,7 +136,15 @@ def _check_effects(config: Config) -> Iterator[str]:
         ("head", "momentum_dtype", optim.moments > 0, "optim.momentum"),
         ("optim", "momentum", optim.name == "sgd", "optim.name: sgd"),
         ("optim", "betas", optim.name == "adamw", "optim.name: adamw"),
+        # The recipe `head` gives every schedule its power.
+        (
+            "optim",
+            "power",
+            config.recipe == "head" or optim.schedule == "polynomial",
+            "optim.schedule: polynomial",
+        ),
         ("optim", "gamma", optim.schedule == "steps", "optim.schedule: steps"),
+        ("optim", "batch_scaling", bool(config.train.stages), "train.stages"),
     ):
         settings = getattr(config, section)
         value = getattr(settings, name)

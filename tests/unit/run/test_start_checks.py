@@ -158,6 +158,13 @@ def test_a_schedule_that_the_run_does_not_reach_is_reported(optim, max_steps, li
         ("head.expectation_margin=0.3", ["head.expectation_margin: 0.3"]),
         ("head.expectation_margin=0.3; train.stages=[{until_epoch: 1, expectations: moving}]", []),
         ("optim={gamma: 0.3, schedule: steps, milestones: [1]}", []),
+        (
+            "optim={power: 3, schedule: cosine}",
+            ["optim.power: 3.0 has no effect without optim.schedule: polynomial"],
+        ),
+        ("recipe=head; optim.schedule=cosine", []),
+        ("optim.batch_scaling=sqrt", ['optim.batch_scaling: "sqrt" has no effect without train.stages']),
+        ("optim.batch_scaling=sqrt; train.stages=[{until_epoch: 1, batch_size: 2}]", []),
     ],
 )
 def test_a_value_without_effect_is_reported(value, keys):
