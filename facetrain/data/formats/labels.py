@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -12,6 +13,7 @@ from facetrain.errors import DataError
 
 MAX_LABEL = 2**31
 """Labels are int32, below this number."""
+_NEGATIVE_NUMBER = re.compile(r"-\d+(\.0*)?", re.ASCII)
 
 
 def require_labels(number_N: np.ndarray, place: object) -> np.ndarray:
@@ -29,6 +31,19 @@ def require_labels(number_N: np.ndarray, place: object) -> np.ndarray:
             f"{place}: the label {number_N[first]} is not a whole number from 0 to 2^31; number the identities from 0"
         )
     return number_N.astype(np.int32)
+
+
+def refuse_negative(identity: str, place: object) -> None:
+    """Refuse a negative number among identities: names, too, may have -1 beside them for all unknown people.
+
+    Raises:
+        DataError: the text is one; the message begins with `place`.
+    """
+    if _NEGATIVE_NUMBER.fullmatch(identity):
+        raise DataError(
+            f"{place}: the label {identity} is negative, as those of unknown people are; leave out their images, and "
+            "number the identities from 0"
+        )
 
 
 def number_identities(identities: Sequence[int | str], place: object) -> tuple[np.ndarray, list[str]]:

@@ -9,7 +9,6 @@ them for files with several names. Compressed shards are refused: gzip has no ra
 from __future__ import annotations
 
 import io
-import re
 import tarfile
 from array import array
 from collections.abc import Iterator
@@ -27,7 +26,7 @@ from facetrain.data.formats.base import (
     columns_of_rows,
     files_in,
 )
-from facetrain.data.formats.labels import names_of_folders, number_identities
+from facetrain.data.formats.labels import names_of_folders, number_identities, refuse_negative
 from facetrain.data.formats.names import SUFFIXES
 from facetrain.data.formats.shard_names import require_all_shards
 from facetrain.data.images.header import IMAGE_SUFFIXES
@@ -38,7 +37,6 @@ from facetrain.files import error_reason, parse_json
 from facetrain.text import printable, shell_path
 
 _LABEL_KEYS = ("label", "identity", "class", "cls")
-_NEGATIVE_NUMBER = re.compile(r"-\d+(\.0*)?", re.ASCII)
 _MAX_LABEL_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 20
 # What tarfile raises for damaged headers: MemoryError for a size of gigabytes; ValueError and OverflowError for numbers
@@ -245,11 +243,7 @@ def _identity(content: bytes, suffix: str, location: str) -> int | str:
         raise DataError(
             f"{location}: contains no identity of up to {_MAX_LABEL_BYTES:,} bytes (keys: {', '.join(_LABEL_KEYS)})"
         ) from error
-    if _NEGATIVE_NUMBER.fullmatch(value):
-        raise DataError(
-            f"{location}: the label {value} is negative, as those of unknown people are; leave out their images, and "
-            "number the identities from 0"
-        )
+    refuse_negative(value, location)
     # A number only as it is usually written: 7 and 007 may be two people.
     is_number = value.isascii() and value.isdigit() and len(value) < 10 and str(int(value)) == value
     return int(value) if is_number else value

@@ -70,6 +70,13 @@ def test_paths_can_be_relative_to_another_folder(images, tmp_path):
         open_dataset(tmp_path / "lists" / "a.txt").read(0)
 
 
+@pytest.mark.parametrize("other", ["zoe", "5"])
+def test_a_negative_number_is_no_identity_of_all_unknown_people(tmp_path, other):
+    (tmp_path / "a.tsv").write_text(f"1.png\t{other}\n2.png\t-1\n3.png\t-1\n")
+    with pytest.raises(DataError, match=r"a\.tsv: the label -1 is negative, as those of unknown people are"):
+        open_list(tmp_path / "a.tsv")
+
+
 def test_an_identity_has_the_name_in_the_list_and_a_label_its_number(tmp_path):
     (tmp_path / "a.tsv").write_text("1.png\tzoe\n2.png\tann\n3.png\tzoe\n4.png\tbob\n")
     (tmp_path / "b.tsv").write_text("1.png\t001\n2.png\t5\n")
