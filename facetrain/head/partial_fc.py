@@ -288,6 +288,9 @@ class PartialFC(BaseHead):
             # Nobody counts the steps: each call is one.
             self._begin(self._calls)
             self._calls += 1
+        if self.update is not None and self._trained and not embedding_BD.requires_grad:
+            # The centers are no leaves of autograd: without one, there were no backward pass, which updates them.
+            embedding_BD = embedding_BD.detach().requires_grad_()
         return super().forward(embedding_BD, label_B)
 
     def _loss_of(self, label_G: Tensor, gathered: collectives.GatheredRows) -> Tensor:

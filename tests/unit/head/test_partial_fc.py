@@ -209,6 +209,17 @@ def test_the_update_in_the_backward_pass_moves_the_centers_as_sgd_does():
     assert own.weight.grad is None
 
 
+def test_the_update_in_the_backward_pass_also_follows_embeddings_that_are_not_trained():
+    centers = []
+    for trained in (True, False):
+        head = facetrain.PartialFC("cosface", SIZE, CLASSES, seed=3, update=CenterUpdate())
+        embedding, label = batch()
+        head.begin_step(0, lr=0.1)
+        head(embedding.detach().float().requires_grad_(trained), label).backward()
+        centers.append(head.weight.detach().clone())
+    assert torch.equal(*centers)
+
+
 def test_gradients_of_several_calls_add_up():
     whole, parts = small_head(), small_head()
     embedding, label = batch()
