@@ -23,7 +23,6 @@ from facetrain.embeddings.dense_ids import dense_ids
 from facetrain.errors import PairsError
 from facetrain.remote.address import is_remote
 from facetrain.remote.download import local_path
-from facetrain.text import shell_path
 from facetrain.verify.sets.known_subjects import known_subjects
 from facetrain.verify.sets.subjects import connected_subjects
 
@@ -85,8 +84,8 @@ def _refuse_folder(places: Iterable[Path]) -> None:
     if place := next(filter(Path.is_dir, places), None):
         raise PairsError(
             f"{place.absolute()} is a folder, and only sets of pairs (.bin) are verified in a run or "
-            f"calibrated; evaluate TinyFace, IJB and sets of CVLface with `facetrain eval MODEL --target "
-            f"{shell_path(place)}`, and make pairs of a folder of images with `facetrain data pairs`"
+            "calibrated; evaluate TinyFace, IJB and sets of CVLface with `facetrain eval MODEL --target FOLDER`, and "
+            "make pairs of a folder of images with `facetrain data pairs`"
         )
 
 
