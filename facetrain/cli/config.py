@@ -36,7 +36,8 @@ def list_() -> None:
         # A preset for any number of GPUs is shown with the batch of one.
         gpus = preset.gpus or 1
         images = global_batch_size(config, gpus)
-        dataset = Path(config.data.train).name
+        # Its folder below data/: a dataset in a folder of its own has a name such as `record`.
+        dataset = Path(config.data.train).parts[1]
         if entry and entry.is_withdrawn:
             withdrawn[dataset] = entry
             dataset += "*"

@@ -36,6 +36,7 @@ def test_list_shows_the_presets_with_dataset_backbone_batch_and_accuracy():
         "128",
         *["92.00", "%", "mean", "of", "five", "sets"],
     ]
+    assert rows["dcface_r50"][0] == "dcface_0.5m_oversample_xid", "not `record`, a folder inside it"
     assert rows["quickstart"] == ["quickstart", "iresnet", "any", "64"]
     assert {path.stem for path in (ROOT / "configs").glob("*.yaml")} < rows.keys()
 
