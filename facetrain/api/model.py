@@ -340,7 +340,7 @@ def evaluate(
             Default: `model`.
         device: `cpu`, `cuda` or `auto`; an open model stays on its own device.
         batch_size: images per forward pass.
-        bootstrap: bootstrap draws of subjects for the 95 % intervals under `intervals`, at least 39; 0 computes none.
+        bootstrap: bootstrap draws of subjects for the 95 % intervals under `intervals`; 0 computes none.
         seed: seed of the draws.
         flip: add the embedding of the mirror image. Sets of pairs are scored with and without it.
         allow_code: whether the code of a network that a file names may run, see `load_model`.
