@@ -1,4 +1,4 @@
-"""Signals that end a command by an exception: not in an import, in pydantic, or where Python drops exceptions.
+"""Signals that end a command by an exception: not in an import, where a library replaces it, or where Python drops it.
 
 Importing this module takes no time: every command does so before all others.
 """
@@ -40,10 +40,10 @@ def exit_on_signal(number: int, frame: FrameType | None) -> None:
 
 
 def has_to_wait(frame: FrameType | None) -> bool:
-    """Return whether a signal is to be repeated later, because an import or pydantic runs, and has not for long.
+    """Return whether a signal is to be repeated later, because such code runs, and has not for long.
 
     C++ modules drop an exception that comes while they are imported, or abort. Pydantic raises SchemaError in place of
-    one that comes while it builds a validator.
+    one that comes while it builds a validator, NumPy TypeError of one while it compares types with fields.
     """
     while frame is not None and not _replaces_exceptions(frame):
         frame = frame.f_back
@@ -57,7 +57,7 @@ def has_to_wait(frame: FrameType | None) -> bool:
 
 def _replaces_exceptions(frame: FrameType) -> bool:
     in_import = frame.f_code.co_filename.startswith("<frozen importlib.")
-    return in_import or frame.f_globals.get("__name__", "").startswith("pydantic.")
+    return in_import or frame.f_globals.get("__name__", "").startswith(("pydantic.", "numpy._core._internal"))
 
 
 def raise_soon(number: int) -> None:

@@ -102,8 +102,33 @@ run_program(run)
 """
 
 
-def test_ctrl_c_while_pydantic_builds_a_validator_comes_after_it():
-    command = [sys.executable, "-c", VALIDATED]
+COMPARED = """
+import signal
+import numpy as np
+from facetrain.__main__ import run_program
+
+class Title(str):
+    def __eq__(self, other):
+        signal.raise_signal(signal.SIGINT)
+        return True
+
+    __hash__ = str.__hash__
+
+def run():
+    one, other = (
+        np.zeros(1, {"names": ["x"], "formats": [kind], "titles": [Title("t")]}) for kind in (np.int32, np.int64)
+    )
+    one == other
+    signal.pause()
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+run_program(run)
+"""
+
+
+@pytest.mark.parametrize("program", [VALIDATED, COMPARED], ids=["pydantic", "NumPy"])
+def test_ctrl_c_where_a_library_replaces_exceptions_comes_after_it(program):
+    command = [sys.executable, "-c", program]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
 
