@@ -61,7 +61,7 @@ def leave_mark(mark: str) -> None:
     error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if error_file and _OWN_LAUNCHER in os.environ:
         with suppress(OSError):
-            Path(error_file).with_name(str(mark)).touch()  # Python 3.11 takes no subclass of str for a name
+            (Path(error_file).parent / mark).touch()
 
 
 def has_mark(log_dir: Path, mark: Mark) -> bool:
