@@ -18,7 +18,7 @@ from facetrain.checkpoint.commit import CHECKPOINTS
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.mirror import Mirror
 from facetrain.config.loading import CONFIG_FILE
-from facetrain.config.own_code import allow_code_of, require_code_allowed
+from facetrain.config.own_code import allow_code_of, own_places, require_code_allowed
 from facetrain.config.paths import with_absolute_paths
 from facetrain.config.schema import Config
 from facetrain.data.loading.sampler import epoch_size
@@ -195,15 +195,14 @@ def _compare_data(ranks: Ranks, plan: RunPlan, config: Config) -> RunData:
     if not ranks.speaks_for_host:  # the first rank of its host reads the same files
         return data
     own = digest_inputs(config, data.source, data.sets)
+    places_by_input = {"sets": {each.name: str(each.path) for each in data.sets}, "code": own_places(config)}
     for name, expected in plan.inputs.items():
         if own[name] == expected:
             continue
-        key, words = describe_difference(name)
+        key, words = describe_difference(name, expected, own[name])
         place = str(_value(config, key))
-        if name == "sets":
-            place = ", ".join(
-                str(each.path) for each in data.sets if own[name][each.name] != expected.get(each.name)
-            )
+        if places := places_by_input.get(name):
+            place = ", ".join(places[each] for each in own[name] if own[name][each] != expected.get(each))
         raise UsageError(
             f"{place} ({key}): other {words} than rank 0 on {ranks.place(0)} has; copy them to all hosts"
         )

@@ -67,8 +67,16 @@ DIFFERENCES = {
     "no set": (lambda host: (host / "data" / "val.bin").unlink(), ["val.bin"]),
     "another set": (lambda host: edit(host / "data" / "val.bin", b"\x88\x89", b"\x89\x88"), ["val.bin"]),
     "other weights": (lambda host: (host / "weights.pt").write_text("b"), ["weights.pt", "model.init_from"]),
+    "other code": (
+        lambda host: edit(host / "my_margin.py", b"0.2", b"0.3"),
+        ["my_margin:f (head.margin.type): other source files"],
+    ),
     "other versions": (other_version, ["safetensors is 9.9"]),
     "another source": (other_source, ["source of facetrain"]),
+}
+OVERRIDES = {
+    "other weights": ("model.init_from=weights.pt",),
+    "other code": ("head.margin={type: my_margin:f, m2: null}",),
 }
 
 
@@ -83,6 +91,7 @@ def two_folders(dataset, describe, tmp_path):
             host.mkdir(parents=True)
             shutil.copytree(dataset / "data", host / "data")
             (host / "weights.pt").write_text("a")
+            (host / "my_margin.py").write_text("def f(cos):\n    return cos - 0.2\n")
             (host / "tiny.yaml").write_text(text)
         DIFFERENCES[name][0](tmp_path / name / "host1")
         return tmp_path / name
@@ -103,7 +112,7 @@ def be_a_host(rank, folders, ports):
         installed = facetrain.__file__
         if (folder / f"host{rank}" / "facetrain").exists():
             facetrain.__file__ = str(folder / f"host{rank}" / "facetrain" / "__init__.py")
-        overrides = ("model.init_from=weights.pt",) if folder.name == "other weights" else ()
+        overrides = OVERRIDES.get(folder.name, ())
         request = TrainRequest(config="tiny.yaml", run_dir=str(folder / "run"), overrides=overrides)
         try:
             outcomes[folder.name] = [train(request), "", 0]

@@ -133,7 +133,7 @@ def test_own_parts_train_resume_bit_for_bit_and_run_for_others_only_if_they_are_
         facetrain(*evaluate, cwd=home)
     )
     resume = ["resume", home / "run", "--checkpoint", 4, "--allow-code"]
-    assert "head.margin.type: " in checked(facetrain(*resume, cwd=home), 2)
+    assert "error: model.backbone: " in checked(facetrain(*resume, cwd=home), 2)
 
 
 @pytest.mark.slow

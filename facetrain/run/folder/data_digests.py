@@ -43,11 +43,11 @@ _INPUTS = {
     "teacher_cache": (("distill.cache", "distill.teacher"), "embeddings of the teacher"),
     "code": (
         ("head.margin.type", "model.backbone", "data.augment.own", "log.sinks"),
-        "code of your own: the source file has changed",
+        "source files of your own code",
     ),
 }
 """What a run reads, by the name of its digest: the config keys and sections that choose it (`--set` changes it on
-purpose, and the first one begins the message), and what differs, in words."""
+purpose), and what differs, in words."""
 
 
 def digest_inputs(config: Config, source: FaceDataset, sets: Sequence[PairSet]) -> dict[str, Any]:
@@ -167,10 +167,13 @@ def _digest(*parts: Iterable[bytes]) -> str:
     return digest.hexdigest()[:32]
 
 
-def describe_difference(name: str) -> tuple[str, str]:
-    """Return the config key of an input, by the name of its digest, and what differs, in words."""
+def describe_difference(name: str, before: Any, now: Any) -> tuple[str, str]:
+    """Return the config key of an input that has another digest than before, and what differs, in words."""
     keys, words = _INPUTS[name]
-    return keys[0], words
+    if name != "code":
+        return keys[0], words
+    changed = [place for place, digest in now.items() if before.get(place) != digest]
+    return next(key for key in keys if changed[0].startswith(key)), words
 
 
 def check_inputs(
@@ -188,21 +191,19 @@ def check_inputs(
         ConfigError: something differs, and not by `--set`.
     """
     for name, now in digests.items():
-        keys, words = _INPUTS[name]
+        keys, _ = _INPUTS[name]
         before = checkpoint.meta.get(name)
         # Another number of identities has another message, when the centers are loaded.
         is_other_dataset = keys is _DATA_KEYS and num_classes != checkpoint.manifest.num_classes
-        if is_other_dataset or is_set(set_keys, *keys) or before is None:
+        if is_other_dataset or is_set(set_keys, *keys) or not isinstance(before, type(now)):
             continue
-        if name == "sets" and isinstance(before, dict):
-            # A changed config may name others.
-            before = {target: digest for target, digest in before.items() if target in now}
-            now = {target: digest for target, digest in now.items() if target in before}
-        if name == "code" and isinstance(before, dict):
-            # Empty: earlier builds had no digest of objects and of functions of compiled code.
-            before = {key: digest or now.get(key) for key, digest in before.items()}
+        if isinstance(before, dict):
+            # A changed config may name other sets, or other code.
+            before = {each: digest for each, digest in before.items() if each in now}
+            now = {each: digest for each, digest in now.items() if each in before}
         if before != now:
+            key, words = describe_difference(name, before, now)
             raise ConfigError(
-                f"{keys[0]}: {checkpoint.folder} was trained with other {words}: {json.dumps(before)} → "
-                f"{json.dumps(now)}; restore them, or change them on purpose with --set {keys[0]}=VALUE"
+                f"{key}: {checkpoint.folder} was trained with other {words}: {json.dumps(before)} → "
+                f"{json.dumps(now)}; restore them, or change them on purpose with --set {key}=VALUE"
             )

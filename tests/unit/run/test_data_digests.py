@@ -163,8 +163,29 @@ def test_another_list_of_verification_sets_is_no_other_content():
     check(digests_of("d", "", sets={"cfp": "b"}), dataset="d", sets={"lfw": "a"})
 
 
-def test_code_whose_digest_an_earlier_build_left_empty_is_not_other_code():
-    now = {"model.backbone": "1", "head.margin.type": "2"}
-    check({"code": now}, code={"model.backbone": "", "head.margin.type": "2"})
-    with pytest.raises(ConfigError, match="source file has changed"):
-        check({"code": now}, code={"model.backbone": "", "head.margin.type": "3"})
+@pytest.mark.parametrize(
+    ("changed", "key"),
+    [
+        ("model.backbone", "model.backbone"),
+        ("data.augment.own[1].type", "data.augment.own"),
+        ("log.sinks[0]", "log.sinks"),
+    ],
+)
+def test_other_code_is_refused_by_the_key_that_names_it(changed, key):
+    before = {
+        "model.backbone": "1",
+        "head.margin.type": "2",
+        "data.augment.own[1].type": "3",
+        "log.sinks[0]": "4",
+    }
+    now = before | {changed: "5"}
+    with pytest.raises(
+        ConfigError, match=rf"^{re.escape(key)}: step_5 .* source files .*--set {re.escape(key)}="
+    ):
+        check({"code": now}, code=before)
+    check({"code": now}, [key], code=before)
+
+
+def test_code_that_the_config_no_longer_names_or_names_only_now_is_no_other_code():
+    check({"code": {"model.backbone": "1"}}, code={"model.backbone": "1", "log.sinks[0]": "2"})
+    check({"code": {"model.backbone": "1", "log.sinks[0]": "2"}}, code={"model.backbone": "1"})
