@@ -37,7 +37,7 @@ from facetrain.finetune.held_out import (
     split_photos,
     write_photo_pairs,
 )
-from facetrain.models.initialize_from import check_backbone_weights, initialize_backbone
+from facetrain.models.initialize_from import initialize_backbone
 from facetrain.models.model_file import (
     GRAPH_SUFFIXES,
     describe_backbone,
@@ -170,7 +170,7 @@ def backbone_of(model: Path) -> dict[str, Any]:
             name, embedding_size=opened.embedding_size, image_size=opened.image_size
         )["backbone"]
         with suppress(ModelError):
-            check_backbone_weights(model, options)
+            initialize_backbone(build_backbone(**options), model, None)
             return options
     raise ModelError(
         f"{model}: is not {listed(_GRAPH_NETWORKS)}, whose weights can be taken from such a file; give a run, a "

@@ -138,17 +138,6 @@ def _of_timm(backbone: TimmNetwork, weights: dict[str, Tensor], path: Path) -> d
         raise ModelError(f"{path}: {error}") from error
 
 
-def check_backbone_weights(path: Path, options: dict[str, Any], *, first_blocks: bool = False) -> None:
-    """Check that a file can be loaded into the network `build_backbone(**options)`, see `initialize_backbone`.
-
-    Raises:
-        ModelError: it is not readable, or its weights do not fit.
-        CheckpointError: the checkpoint is damaged, or the folder has none.
-    """
-    backbone = build_backbone(**options)
-    initialize_backbone(backbone, path, None, first_blocks_of=options if first_blocks else None)
-
-
 def _network_of(weights: dict[str, Tensor], path: Path) -> str:
     """Return the name of the published network that has such weights, and its embedding size; empty for others."""
     try:

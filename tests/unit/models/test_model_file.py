@@ -9,7 +9,7 @@ from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.errors import ModelError
 from facetrain.finetune.prepare import backbone_of
 from facetrain.models.average_models import average_models
-from facetrain.models.initialize_from import check_backbone_weights
+from facetrain.models.initialize_from import initialize_backbone
 from facetrain.models.model_file import describe_backbone, open_model, save_model
 from facetrain.models.weight_files import load_weights_into, read_weights
 from tests.support.models import SMALL, write_model
@@ -83,7 +83,7 @@ def test_weights_of_magface_get_pixels_divided_by_255(tmp_path, magface):
 
 def test_a_run_does_not_start_from_weights_for_other_pixels(tmp_path, magface):
     with pytest.raises(ModelError, match=r"magface\.pth: takes pixels / 255; .*distill\.teacher"):
-        check_backbone_weights(magface, {"name": "r18"})
+        initialize_backbone(build_backbone("r18"), magface, None)
     with pytest.raises(ModelError, match="pixels / 255"):
         backbone_of(magface)
     with pytest.raises(ModelError, match="pixels / 255"):
@@ -103,7 +103,7 @@ def test_class_centers_among_the_weights_are_left_out(tmp_path):
     state = build_backbone("r18").state_dict()
     torch.save(state | {"weight": torch.zeros(7, 512)}, tmp_path / "topofr.pt")
     assert open_model(tmp_path / "topofr.pt", CPU).description.startswith("r18, ")
-    check_backbone_weights(tmp_path / "topofr.pt", {"name": "r18"})
+    initialize_backbone(build_backbone("r18"), tmp_path / "topofr.pt", None)
     torch.save(state | {"weight": torch.zeros(7, 99)}, tmp_path / "other.pt")
     with pytest.raises(ModelError, match=r"other\.pt: its 1\d\d weights are not those"):
         open_model(tmp_path / "other.pt", CPU)
