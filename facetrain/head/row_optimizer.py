@@ -34,8 +34,6 @@ class CenterUpdate:
     """Only for sgd."""
     betas: tuple[float, float] = (0.9, 0.999)
     """Decay rates of the first and the second moment; only for adamw."""
-    eps: float = ADAMW_EPS
-    """Term added to the denominator; only for adamw."""
     weight_decay: float = 5e-4
     """Of the centers that take part in a step."""
     moment_dtype: torch.dtype = torch.float32
@@ -181,7 +179,7 @@ class RowOptimizer:
             for moment, beta in zip((first, second), self._numbers.betas, strict=True)
         )
         weight.mul_(1 - self._lr * self._numbers.weight_decay * factor)
-        direction = first_unbiased / (second_unbiased.sqrt_() + self._numbers.eps)
+        direction = first_unbiased / (second_unbiased.sqrt_() + ADAMW_EPS)
         if isinstance(factor, Tensor):
             weight.addcmul_(direction, -self._lr * factor)
         else:
