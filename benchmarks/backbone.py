@@ -162,7 +162,7 @@ def _prepared_step(workload: BackboneWorkload, name: str) -> Callable[[], None]:
     backbone = build_backbone(workload.backbone, image_size=workload.image_size)
     if not is_facetrain:
         use_torch_backward(backbone)
-    memory_format = memory_format_for(backbone, device, channels_last=variant.channels_last)
+    memory_format = memory_format_for(backbone, device) if variant.channels_last else torch.contiguous_format
     backbone = backbone.to(device, memory_format=memory_format)  # type: ignore[call-overload]
     network: nn.Module = InPrecision(
         backbone, variant.precision, device, memory_format=memory_format, compile=variant.compile

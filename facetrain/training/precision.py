@@ -21,27 +21,20 @@ def autocast_for(precision: str, device: torch.device) -> Callable[[], AbstractC
     return lambda: torch.autocast(device.type, dtype=_DTYPES[precision])
 
 
-def memory_format_for(
-    network: nn.Module, device: torch.device, *, channels_last: bool
-) -> torch.memory_format:
-    """Return the memory layout of weights and images: channels_last if it is requested and safe.
+def memory_format_for(network: nn.Module, device: torch.device) -> torch.memory_format:
+    """Return the memory layout of weights and images: channels_last, where that is safe.
 
     Not safe on a CPU for networks that have a strided 1 × 1 convolution with fewer than 16 input channels: in this
     layout, its backward pass in oneDNN writes outside of its memory (torch 2.13, AVX-512).
     """
-    strided = [
-        module
-        for module in network.modules()
-        if isinstance(module, nn.Conv2d)
+    is_unsafe = device.type != "cuda" and any(
+        isinstance(module, nn.Conv2d)
         and module.in_channels < 16
         and module.stride != (1, 1)
         and module.kernel_size == (1, 1)
-    ]
-    return (
-        torch.channels_last
-        if channels_last and (device.type == "cuda" or not strided)
-        else torch.contiguous_format
+        for module in network.modules()
     )
+    return torch.contiguous_format if is_unsafe else torch.channels_last
 
 
 class InPrecision(nn.Module):

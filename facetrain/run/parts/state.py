@@ -96,7 +96,7 @@ def build_state(
     """
     # On the CPU, and from one seed: its weights do not depend on the device or on the number of ranks.
     backbone = build_initial_backbone(config, source)
-    memory_format = memory_format_for(backbone, world.device, channels_last=True)
+    memory_format = memory_format_for(backbone, world.device)
     # Before the optimizers are built: their moments take the layout of the weights.
     backbone = backbone.to(world.device, memory_format=memory_format)  # type: ignore[call-overload]
     if is_batch_norm_synced(config):
