@@ -64,8 +64,8 @@ class Holder(BaseModel, frozen=True):
     launchers: tuple[str, ...]
     """Elastic agents of the job: after a failure they start its processes again."""
     folder: int = 0
-    """Number of the folder on its file system (inode), which a moved folder keeps and a copy does not have; 0 in the
-    locks of earlier versions."""
+    """Number of the folder on its file system (inode), which a moved folder keeps and a copy does not have; 0 before it
+    is locked."""
     beat: int = 0
 
     @classmethod
@@ -91,7 +91,7 @@ class Holder(BaseModel, frozen=True):
     def writes_another(self, folder: Path) -> bool:
         """Return whether the process, if it is of this machine, writes another folder, whose copy this one is."""
         # Not for a process of another host: some network file systems number a folder differently on each.
-        return self.folder not in (0, os.stat(folder).st_ino)
+        return self.folder != os.stat(folder).st_ino
 
     def state(self) -> str:
         """Return the state of the process, if it is of this machine: a letter of proc(5)."""

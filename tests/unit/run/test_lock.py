@@ -86,16 +86,6 @@ def test_the_lock_in_a_copy_of_a_folder_does_not_count_and_that_in_a_moved_folde
     original.release()
 
 
-def test_a_lock_of_an_earlier_version_has_no_number_of_its_folder_and_counts(tmp_path, sleeper):
-    lock_of(tmp_path, pid=sleeper.pid, pid_start=start_of(sleeper.pid))
-    content = json.loads((tmp_path / LOCK_FILE).read_text())
-    del content["folder"]
-    (tmp_path / LOCK_FILE).write_text(json.dumps(content))
-    assert is_locked(tmp_path)
-    with pytest.raises(UsageError, match="is alive"):
-        RunLock(tmp_path).acquire()
-
-
 @pytest.mark.parametrize("ended", [True, False])
 def test_the_lock_of_an_ended_process_or_of_one_that_has_its_number_now_is_stale_at_once(
     tmp_path, sleeper, ended
