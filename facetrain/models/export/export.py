@@ -168,7 +168,7 @@ def _compare(
             f"{path}: not written: its embeddings differ from the network's by {difference:.2g} of their size, "
             f"more than {_TOLERANCE:g}; try another version of torch or {runtime.name.split()[0]}"
         )
-    return FileComparison(difference, cosine, runtime.name)
+    return FileComparison(difference, cosine)
 
 
 def _differences(

@@ -54,8 +54,6 @@ class FileComparison:
     difference: float
     """Largest difference of a number, as a share of the largest number in the network's embeddings."""
     cosine: Similarity
-    runtime: str
-    """Program that ran the file, and its version."""
 
 
 @dataclass(frozen=True)

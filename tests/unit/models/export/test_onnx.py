@@ -146,7 +146,7 @@ def test_an_exported_file_takes_any_number_of_images_also_with_the_fixed_batch_o
         model, "onnx", tmp_path / "m.onnx", ExportOptions(images=pixels), progress=lambda *of: done.append(of)
     ).comparison
     assert comparison.cosine.images == 6 and done == [(6, 6)]
-    assert comparison.cosine.lowest > 0.99999 and comparison.runtime.startswith("onnxruntime ")
+    assert comparison.cosine.lowest > 0.99999
     proto = onnx.load(tmp_path / "m.onnx")
     make_dim_param_fixed(proto.graph, "batch", 4)  # as docs/models.md advises
     onnx.save(proto, tmp_path / "four.onnx")
