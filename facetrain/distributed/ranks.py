@@ -21,6 +21,7 @@ from facetrain.distributed.process_lifetime import Mark, leave_mark
 from facetrain.errors import (
     FacetrainError,
     LostRankError,
+    RankError,
     RunError,
     UsageError,
     is_final,
@@ -167,13 +168,26 @@ class Ranks:
 
         A launcher sends it to all ranks when the first has ended with an error: another one could still have to give
         back the run folder, or to print why all end. A rank that fails alone does not wait: the others do not know yet.
+        Of those on a host that do so with the same error, such as one of the user's own code, the first prints it.
         """
         try:
             yield
         except FacetrainError as error:
+            is_printed = self._is_printed_by_another(error)
             self._leave(waits=error.is_of_all_ranks)
+            if is_printed:
+                raise unprinted(str(error), error.exit_code) from error
             raise
         self._leave(waits=True)
+
+    def _is_printed_by_another(self, error: FacetrainError) -> bool:
+        if self.rendezvous is None or error.is_of_all_ranks or isinstance(error, RankError):
+            return False
+        own = f"{self.rank} {error}"
+        with suppress(FacetrainError), _store_errors():
+            first = self.rendezvous.store.compare_set(f"failed/{self._host}", "", own).decode()
+            return first != own and first.partition(" ")[2] == str(error)
+        return False
 
     def _leave(self, *, waits: bool) -> None:
         if self.rendezvous is None:

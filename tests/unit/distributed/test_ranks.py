@@ -78,6 +78,15 @@ def test_a_rank_that_fails_alone_does_not_wait_and_is_not_waited_for(error):
     assert events == ["closes its files", "ends"] * 3
 
 
+def test_of_ranks_that_fail_alone_with_the_same_error_the_first_prints_it():
+    store, raised = HashStore(), []
+    for number, message in enumerate(["the margin f", "the margin f", "the disk is full"]):
+        with pytest.raises(FacetrainError, match=message) as ended, rank(number, store).leaving_together():
+            raise UsageError(message)
+        raised.append((type(ended.value), ended.value.exit_code))
+    assert raised == [(UsageError, 2), (LostRankError, 2), (UsageError, 2)]
+
+
 def test_a_rank_that_does_not_leave_is_not_waited_for_without_end(monkeypatch):
     monkeypatch.setattr("facetrain.distributed.ranks._FAREWELL_S", 0.1)
     events = []
