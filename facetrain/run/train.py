@@ -13,7 +13,7 @@ from facetrain.distributed.grace_period import grace_s
 from facetrain.distributed.process_setup import fix_cublas_workspace
 from facetrain.distributed.ranks import Ranks
 from facetrain.distributed.world import ARRIVAL_S, World, assemble, join
-from facetrain.errors import CheckpointError, ConfigError, DataError, DivergedError, SkippedError
+from facetrain.errors import CheckpointError, DataError, DivergedError, SkippedError
 from facetrain.remote.download import pinned
 from facetrain.run.agree import agree
 from facetrain.run.build import Parts, build
@@ -131,7 +131,8 @@ def _train_to_end(run: Run) -> None:
         callbacks.checkpointing.finish()
         if callbacks.stopping.signal or (parts.has_ended and run.state.step > run.first_step):
             callbacks.checkpointing.require_saved(run.state)
-    except (CheckpointError, ConfigError, DivergedError, SkippedError) as error:
+    except (CheckpointError, DivergedError, SkippedError) as error:
+        # Of all ranks. Another one may be of this rank alone, such as that of an augmentation which only it has drawn.
         keep_what_is_saved(run, error)
         raise only_leader_reports(parts.world, error) from error
     except DataError as error:

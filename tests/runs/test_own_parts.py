@@ -38,6 +38,10 @@ def brighter(image, key, *, by):
     return image + by * uniform(key, 0).float().view(-1, 1, 1, 1)
 
 
+def cut_on_rank_1(image, key):
+    return image[:, :, 1:] if torch.distributed.get_rank() else image
+
+
 class Net(torch.nn.Module):
     def __init__(self, embedding_size, image_size, width=4, drop=0.0):
         super().__init__()
@@ -156,8 +160,16 @@ def test_an_unused_parameter_on_two_ranks_with_two_micro_batches_is_refused_unti
     changes = [*OWN, "optim.accumulate=2"]
     train = ["train", "--config", describe(steps=2), "--nproc-per-node", 2, *options(changes), "--run-dir"]
     message = "error: model.backbone: the network does not use network.unused.weight, network.unused.bias; "
-    assert message in checked(facetrain(*train, home / "run", cwd=home), 2)
+    assert checked(facetrain(*train, home / "run", cwd=home), 2).count(message) == 1
     checked(facetrain(*train, home / "frozen", "--set", "model.freeze=[network.unused]", cwd=home))
+
+
+@pytest.mark.slow
+def test_a_wrong_augmentation_ends_all_ranks_though_only_one_of_them_has_drawn_an_image(describe, home):
+    own = "data.augment={own: [{type: own_faces.parts:cut_on_rank_1, probability: 1}]}"
+    train = ["train", "--config", describe(steps=2), "--nproc-per-node", 2, "--set", own, "--run-dir"]
+    done = facetrain(*train, home / "run", "--set", "train.timeout_s=60", cwd=home)
+    assert "own_faces.parts:cut_on_rank_1 maps a tensor" in checked(done, 2)
 
 
 @pytest.mark.slow
