@@ -8,14 +8,13 @@ their photos: they show what it loses on people whom it was not trained on.
 
 from __future__ import annotations
 
-import hashlib
 from enum import IntEnum
 from pathlib import Path
 
 import numpy as np
 
 from facetrain.counter_rng import key_of
-from facetrain.data.dataset import FaceDataset, image_landmarks
+from facetrain.data.dataset import image_landmarks
 from facetrain.data.loading.sampler import permute
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.pair_writer import PairsToWrite, require_readable, write_pairs
@@ -40,12 +39,6 @@ class Part(IntEnum):
     TRAIN = 0
     HELD_OUT = 1
     SET_ASIDE = 2
-
-
-def different_images(source: FaceDataset) -> np.ndarray:
-    """Return the numbers of the images without the copies of earlier ones, byte for byte: int64 (N,), ascending."""
-    digests = [hashlib.sha256(source.read(number)).digest() for number in range(source.num_images)]
-    return np.sort(np.unique(digests, return_index=True)[1])
 
 
 def held_out_counts(images: np.ndarray) -> np.ndarray:

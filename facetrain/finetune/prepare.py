@@ -25,6 +25,7 @@ from facetrain.data.tools.landmark_finder import LandmarkFinder
 from facetrain.data.tools.pack import pack
 from facetrain.data.tools.selection import Selection
 from facetrain.data.tools.writing import SKIPPED_TABLE, write_parts
+from facetrain.embeddings.dense_ids import different_images
 from facetrain.embeddings.photo_check import PhotoCheck
 from facetrain.errors import ModelError, RunError, UnreadableError, UsageError
 from facetrain.files import make_folder, os_errors_as, read_regular_text, write_atomically
@@ -32,7 +33,6 @@ from facetrain.finetune.choices import Choice, Facts, choose, config_text
 from facetrain.finetune.held_out import (
     Part,
     count_people,
-    different_images,
     require_enough,
     split_photos,
     write_photo_pairs,
@@ -259,7 +259,7 @@ def _sample(source: FaceDataset) -> Iterator[np.ndarray]:
 def _write_parts(request: Request, place: Workplace, say: Callable[[str], None], bar: Bar) -> None:
     """Write the parts of the faces: for training, held out, and set aside."""
     source = open_dataset(place.faces)
-    different = different_images(source)
+    different = different_images(map(source.read, range(source.num_images)))
     require_enough(source.labels[different], request.photos)
     if place.held_out.parent.exists():
         return

@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from facetrain.embeddings.dense_ids import different_images
 from facetrain.embeddings.embed_images import embed_input
 from facetrain.embeddings.embedding_files import Embeddings
 from facetrain.embeddings.embedding_map import EmbeddingMap, fit_map
+from facetrain.embeddings.image_inputs import read_input
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import DataError
 from facetrain.progress import ProgressCallback
@@ -24,7 +26,7 @@ _HELD_OUT = 0.25
 """Share of the people who are set aside."""
 _LEAST_PEOPLE = 8
 _MOST_COMPARED = 4000
-"""Images of the set-aside people that are compared with each other: 16 million pairs."""
+"""Images of the set-aside people that are compared with each other, copies included: 16 million pairs."""
 _METRICS = ("eer", "tar@1e-02", "tar@1e-03", "tar@1e-04")
 
 
@@ -83,6 +85,9 @@ def align_models(
     aside_N = _set_aside(first.label, seed, images)
     learned = fit_map(_rows(first, ~aside_N), _rows(second, ~aside_N))
     chosen = np.flatnonzero(aside_N)[:_MOST_COMPARED]
+    # Copies of an image would be genuine pairs of cosine 1.
+    encoded, _, _ = read_input(images)
+    chosen = chosen[different_images(encoded[number] for number in chosen.tolist())]
     old_ND, new_NE = first.embedding[chosen], second.embedding[chosen]
     mapped_NE, label_N = learned.apply(old_ND), first.label[chosen]
     compared = {"old × old": (old_ND, old_ND), "new × new": (new_NE, new_NE)}

@@ -14,7 +14,7 @@ import numpy as np
 
 from facetrain.data.formats.bin import has_bin_suffix
 from facetrain.distributed.world import join
-from facetrain.embeddings.dense_ids import dense_ids
+from facetrain.embeddings.dense_ids import different_images
 from facetrain.embeddings.embed_images import embed_images, open_embedder
 from facetrain.embeddings.image_inputs import LazySequence, image_location, read_input
 from facetrain.embeddings.inference import Inference
@@ -141,7 +141,7 @@ def _without_copies(
     A message names the place that an image has among all of them.
     """
     read = [images[index] for index in chosen.tolist()]
-    _, first_N = np.unique(dense_ids(read), return_index=True)
+    first_N = different_images(read)
     kept_N = chosen[first_N]
     different = LazySequence(
         len(kept_N),

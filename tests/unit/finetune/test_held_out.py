@@ -11,7 +11,6 @@ from facetrain.errors import DataError
 from facetrain.finetune.held_out import (
     Part,
     _pair_of,
-    different_images,
     held_out_counts,
     require_enough,
     split_photos,
@@ -37,16 +36,6 @@ def test_people_are_set_aside_whole_and_images_of_the_others_held_out_at_random(
     assert held_out == {person: count for person, count in expected.items() if person not in aside}
     assert np.array_equal(part, split_photos(labels))
     assert not np.array_equal(part, split_photos(labels, seed=1))
-
-
-def test_a_copy_of_an_image_is_not_held_out_from_the_other(tmp_path):
-    class Source:
-        num_images, contents = 6, [b"c", b"a", b"c", b"b", b"a", b"d"]
-
-        def read(self, number):
-            return self.contents[number]
-
-    assert different_images(Source()).tolist() == [0, 1, 3, 5]
 
 
 @pytest.mark.parametrize("images", [[1, 1], [30], [1] * 500, [4] * 11, [20] * 11, [3] * 100])
