@@ -121,8 +121,8 @@ class StoredObject:
         data = self._get(first * BLOCK_BYTES, min(end * BLOCK_BYTES, self.size))
         for number in range(first, end):
             start = (number - first) * BLOCK_BYTES
-            # On a full disk, the run goes on: the block is fetched again when it is needed.
-            with suppress(OSError):
+            # On a full disk, or with a damaged limit, the run goes on: the block is fetched again when it is needed.
+            with suppress(OSError, ValueError):
                 self._store(number, data[start : start + BLOCK_BYTES])
         return data
 

@@ -182,6 +182,17 @@ def test_a_block_that_the_disk_has_damaged_is_fetched_again(format, object_store
     assert (tmp_path / "cache" / "used").read_text().isdecimal()
 
 
+def test_images_are_read_without_the_cache_while_its_limit_is_damaged(object_store, tmp_path):
+    write_records(tmp_path / "faces", LABELS)
+    remote = open_remote(upload(tmp_path / "faces"), tmp_path / "cache")
+    shutil.rmtree(tmp_path / "cache" / "blocks")
+    (tmp_path / "cache" / "blocks").mkdir()
+    (tmp_path / "cache" / "limit").write_bytes(b"\xff")
+    in_another_process = pickle.loads(pickle.dumps(remote))
+    assert images_of(in_another_process) == images_of(open_dataset(tmp_path / "faces"))
+    assert not block_bytes(tmp_path / "cache")
+
+
 @pytest.mark.parametrize(
     "damage",
     [
