@@ -155,7 +155,7 @@ class CatalogDataset:
         _, start, end = self._extents(slice(index, index + 1))
         if not len(start):  # a row of a compressed table
             return False
-        return self.file_of(index).forget(start.item(0), max(end.item(0) - start.item(0), 1))
+        return self.file_of(index).forget(start.item(0), end.item(0) - start.item(0))
 
     def _read(self, index: int) -> bytes:
         """Return the encoded image as the file has it; `read` says which errors."""

@@ -65,6 +65,14 @@ class RecordDataset(CatalogDataset):
             )
         return image
 
+    def forget(self, index: int) -> bool:
+        """Have a record fetched again when it is read next; return whether it is in an object store."""
+        offset_N = self.columns.arrays["offset"]
+        start = offset_N.item(index)
+        # Up to the next record in the file, which need not be that of the next image.
+        end = np.min(offset_N, where=offset_N > start, initial=self._reader.size)
+        return self._reader.forget(start, int(end) - start)
+
     def sizes(self, index: np.ndarray) -> np.ndarray:
         """Return the ranges of the sizes of B images, int64 (B, 2): a record ends where the next one begins."""
         offset_N = self.columns.arrays["offset"]

@@ -193,6 +193,28 @@ def test_images_are_read_without_the_cache_while_its_limit_is_damaged(object_sto
     assert not block_bytes(tmp_path / "cache")
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_all_blocks_of_a_record_that_makes_no_sense_are_fetched_again(reverse, object_store, tmp_path):
+    write_records(tmp_path / "faces", LABELS, size=40)
+    index = tmp_path / "faces" / "train.idx"
+    lines = index.read_text().splitlines(keepends=True)
+    if reverse:  # the next image is before this one in the file
+        keys = [line.split()[0] for line in lines[1:31]]
+        places = [line.split()[1] for line in lines[30:0:-1]]
+        lines[1:31] = [f"{key}\t{place}\n" for key, place in zip(keys, places, strict=True)]
+        index.write_text("".join(lines))
+    expected = images_of(open_dataset(tmp_path / "faces"))
+    remote = open_remote(upload(tmp_path / "faces"), tmp_path / "cache")
+    stored, offsets = remote.opened(0)._object, remote.columns.arrays["offset"]
+    for number in (3, 29):
+        end = int(offsets[number]) + len(expected[number][1])
+        blocks = range(int(offsets[number]) // 2048, end // 2048 + 1)
+        assert len(blocks) > 1
+        for block in blocks:
+            stored._store(block, bytes(stored._block_size(block)))
+        assert (int(remote.labels[number]), remote.read(number)) == expected[number]
+
+
 @pytest.mark.parametrize(
     "damage",
     [
