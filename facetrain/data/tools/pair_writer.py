@@ -69,12 +69,18 @@ def write_pairs(
 
     def images() -> Iterator[bytes]:
         yield from report_progress(map_in_order(source.read, range(count), workers), count, progress)
-        # Tables of a removed set of this name. Not before: they stay if the reading fails.
-        for path in (subjects_path(output), groups_path(output), landmarks_path(output)):
+        # Not before: an older set stays if the reading fails. The .bin goes first and comes last: whenever the command
+        # is killed, no set has the tables of another one, or lacks its own.
+        for path in (output, subjects_path(output), groups_path(output), landmarks_path(output)):
             with os_errors_as(PairsError, path):
                 path.unlink(missing_ok=True)
+        _write_tables(source, output)
 
     write_bin(output, images(), source.same)
+    return WrittenPairs(len(source.same), sum(source.same))
+
+
+def _write_tables(source: PairsToWrite, output: Path) -> None:
     if source.subjects is not None:
         write_subjects(output, source.subjects)
     if source.landmarks_N52 is not None:
@@ -82,7 +88,6 @@ def write_pairs(
     if source.groups is not None:
         with os_errors_as(PairsError, groups_path(output)):
             write_atomically(groups_path(output), source.groups)
-    return WrittenPairs(len(source.same), sum(source.same))
 
 
 def require_readable(data: bytes, location: str) -> bytes:

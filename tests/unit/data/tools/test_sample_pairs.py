@@ -1,8 +1,15 @@
+import itertools
+import os
+from contextlib import suppress
+from functools import partial, partialmethod
+from pathlib import Path
+
+import numpy as np
 import pytest
 
 from facetrain.data.formats.bin import read_bin
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.tools.pair_writer import write_pairs
+from facetrain.data.tools.pair_writer import PairsToWrite, write_pairs
 from facetrain.data.tools.sample_pairs import sample_pairs
 from facetrain.errors import DataError, ImageError
 from tests.support.datasets import encoded_image, write_records
@@ -59,3 +66,51 @@ def test_the_files_of_a_replaced_set_do_not_remain_beside_the_new_one(tmp_path):
         (tmp_path / f"a.{name}").write_text("of another set")
     write_pairs(sample_pairs(data, 20), tmp_path / "a.bin")
     assert sorted(path.name for path in tmp_path.glob("a.*")) == ["a.bin", "a.subjects.csv"]
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_a_command_that_is_killed_leaves_no_set_with_the_tables_of_another_or_without_its_own(
+    tmp_path, monkeypatch
+):
+    images = [encoded_image(number) for number in range(8)]
+
+    def written(folder, first):
+        """Write a set with all its tables; return its files."""
+        folder.mkdir(exist_ok=True)
+        chosen = images[first : first + 4]
+        pairs = PairsToWrite(
+            [True, False],
+            chosen.__getitem__,
+            subjects=["a", "a", "b", f"{first}"],
+            groups=f"group\n{first}\n{first}\n",
+            landmarks_N52=np.full((4, 5, 2), first / 8, np.float32),
+        )
+        write_pairs(pairs, folder / "a.bin", workers=1)
+        return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    old, new = (written(tmp_path / str(first), first) for first in (0, 4))
+    assert len(old) == len(new) == 4 and old.keys() == new.keys()
+    replace, unlink = os.replace, Path.unlink
+    for moment in itertools.count():
+        changes = itertools.count()
+
+        def at_moment(change, *arguments, changes=changes, moment=moment, **options):
+            if next(changes) >= moment:
+                raise Killed
+            change(*arguments, **options)
+
+        folder = tmp_path / f"killed {moment}"
+        written(folder, 0)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", partial(at_moment, replace))
+            patch.setattr(Path, "unlink", partialmethod(partial(at_moment, unlink)))
+            with suppress(Killed):
+                written(folder, 4)
+        found = {path.name: path.read_bytes() for path in folder.glob("a.*")}
+        assert "a.bin" not in found or found in (old, new), f"killed before change {moment}"
+        if found == new:
+            break
+    assert moment > 4
