@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from facetrain.data.formats.bin import read_bin
+from facetrain.data.formats.bin import read_bin, write_bin
 from facetrain.data.images.header import read_header
 from facetrain.data.open_dataset import open_dataset
 from facetrain.files import scratch_path
@@ -222,3 +222,10 @@ def test_inspect_takes_a_rec_and_a_bin(photos, data, tmp_path):
     assert "20 pairs, 10 of one person" in found and "16×16 (40)" in found
     assert "pairs 0, 1, 2," in (tmp_path / "pairs.html").read_text()
     assert json.loads(run("inspect", tmp_path / "val.bin", "--json"))["formats"] == {"PNG": 40}
+
+
+def test_inspect_says_why_images_have_no_format(tmp_path):
+    write_bin(tmp_path / "raw.bin", [bytes(16 * 16 * 3)] * 4, [True, False])
+    found = run("inspect", tmp_path / "raw.bin")
+    assert "formats of 4 images: unknown (4)" in found and "768 bytes are not an image (JPEG, PNG" in found
+    assert "768 bytes" in json.loads(run("inspect", tmp_path / "raw.bin", "--json"))["unreadable"]

@@ -108,11 +108,12 @@ def _describe(facts: dict[str, Any], source: FaceDataset) -> list[str]:
 
 
 def _format_lines(facts: dict[str, Any], count: int) -> list[str]:
-    return [
+    lines = [
         f"  {what} of {count_text(count, 'image')}: "
         + ", ".join(f"{name} ({n:,})" for name, n in facts[what].items())
         for what in ("sizes", "formats")
     ]
+    return [*lines, f"  the first unreadable one: {facts['unreadable']}"] if "unreadable" in facts else lines
 
 
 def check(

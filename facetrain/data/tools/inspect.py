@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from facetrain.data.dataset import FaceDataset
+from facetrain.data.images.decode import NotAnImageError, decode
 from facetrain.data.images.header import read_header
 from facetrain.data.label_problems import count_images
 from facetrain.data.loading.sampler import sample_numbers
@@ -22,8 +23,7 @@ _LISTED = 5
 def describe_images(source: FaceDataset) -> dict[str, Any]:
     """Return the numbers of images and identities, and the sizes and formats of a random sample of the images.
 
-    `fewest`, `median` and `most` are images per identity, of identities with images. `sizes` and `formats` are as in
-    `count_formats`.
+    `fewest`, `median` and `most` are images per identity, of identities with images. The rest is as in `count_formats`.
 
     Raises:
         DataError: an image cannot be read.
@@ -42,9 +42,21 @@ def describe_images(source: FaceDataset) -> dict[str, Any]:
     }
 
 
-def count_formats(images: Sequence[bytes]) -> dict[str, dict[str, int]]:
-    """Return the five most frequent `sizes`, such as "112×112", and `formats` of images, with their counts."""
+def count_formats(images: Sequence[bytes]) -> dict[str, Any]:
+    """Return the five most frequent `sizes`, such as "112×112", and `formats` of images, with their counts.
+
+    `unreadable` says why the first image without either has none; it is absent if all have both.
+    """
     headers = [read_header(image) for image in images]
     sizes = Counter(f"{one.width}×{one.height}" if one else "unreadable" for one in headers)
     formats = Counter(one.format if one else "unknown" for one in headers)
-    return {"sizes": dict(sizes.most_common(_LISTED)), "formats": dict(formats.most_common(_LISTED))}
+    counts: dict[str, Any] = {
+        "sizes": dict(sizes.most_common(_LISTED)),
+        "formats": dict(formats.most_common(_LISTED)),
+    }
+    if None in headers:
+        try:
+            decode(images[headers.index(None)])
+        except NotAnImageError as error:
+            counts["unreadable"] = str(error)
+    return counts
