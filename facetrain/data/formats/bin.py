@@ -56,6 +56,10 @@ _SPARE_INSTRUCTIONS = 1 << 16
 SUFFIXES = (".bin", ".xz")
 NAME_ENDINGS = (".bin", ".xz", ".bin.xz")
 """What follows the name of a set in the name of its file."""
+_EXPECTED = (
+    "expected a pickle of a pair of lists (encoded images, same person); write one with `facetrain data pairs`, or "
+    "download it again"
+)
 _SPARE_BYTES = 1 << 21
 """Bytes that any .xz file may unpack to; an instruction of one byte can make an object of 70."""
 
@@ -101,7 +105,7 @@ def read_bin(path: Path) -> tuple[list[bytes], np.ndarray]:
             value = _ImageSetUnpickler(data).load()
             return _check_set(value, path)
     except _LOAD_ERRORS as error:
-        raise PairsError(f"{path}: not a verification set ({error_reason(error)})") from None
+        raise PairsError(f"{path}: not a verification set ({error_reason(error)}); {_EXPECTED}") from None
 
 
 def _unpacked(data: bytes, path: Path) -> bytes:
@@ -290,9 +294,7 @@ def _check_set(value: Any, path: Path) -> tuple[list[bytes], np.ndarray]:
         if not isinstance(images, list | tuple) or not isinstance(flags, list | tuple | bytes):
             raise TypeError
     except (TypeError, ValueError):
-        raise PairsError(
-            f"{path}: not a verification set: expected a pair of lists (images, same person)"
-        ) from None
+        raise PairsError(f"{path}: not a verification set; {_EXPECTED}") from None
     # By object: a file may refer to one image many times, and its bytes are then converted once.
     converted: dict[int, bytes] = {}
     for number, item in enumerate(images):
