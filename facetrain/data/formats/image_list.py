@@ -159,7 +159,11 @@ def list_entries(lines: Iterable[bytes], place: str) -> Iterator[ListEntry]:
             # Of InsightFace's three fields, the last is the identity; of im2rec's and of two fields, the other one.
             identity = fields[1 if column != 1 else 2 if len(fields) > 2 else 0]
             # A column between them, such as a box or the name of a split, would be taken for the identity.
-            is_im2rec = column == len(fields) - 1 and _WHOLE_NUMBER.fullmatch(fields[0])
+            is_im2rec = (
+                column == len(fields) - 1
+                and _WHOLE_NUMBER.fullmatch(fields[0])
+                and all(map(_is_finite_number, fields[1:-1]))
+            )
             is_insightface = column == 1 and fields[0] in _INSIGHTFACE_FLAGS
             is_clear = len(fields) == 2 or is_im2rec or is_insightface
             offset = line.find(fields[column].encode())

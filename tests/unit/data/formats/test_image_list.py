@@ -100,6 +100,8 @@ def test_an_identity_has_the_name_in_the_list_and_a_label_its_number(tmp_path):
         (b"a/1.png 0\na/\0.png 0\n", "line 2"),
         (b"a/1.png,ann\na/2.png,\n", "line 2"),
         (b"ann,a/1.png,train\n", "line 1"),
+        (b"7,train,a/1.png\n", "line 1"),
+        (b"7\t2\ttrain\ta/1.png\n", "line 1"),
         (b"a/1.png,3,4,50,60,ann\n", "line 1"),
         (b"a/1.png\t0\t7\n", "line 1"),
         (b"7\t2\ta/1.png\ttrain\n", "line 1"),
