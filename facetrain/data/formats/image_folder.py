@@ -19,7 +19,7 @@ from facetrain.data.images.header import IMAGE_SUFFIXES, size_fault
 from facetrain.data.skipped_files import SkippedFile
 from facetrain.errors import DataError, UnreadableError
 from facetrain.files import error_reason, open_regular, os_errors_as
-from facetrain.text import printable
+from facetrain.text import listed, printable
 
 _LOST_AND_FOUND = "lost+found"
 """Folder at the root of a disk, which only its administrator can read."""
@@ -119,18 +119,10 @@ def open_folder(folder: Path) -> CatalogDataset:
         labels.extend([len(identities)] * files)
         identities.append(identity)
     if not labels:
-        lists = sorted(name for name, *_ in skipped if name.endswith(SUFFIXES["image_list"]))
-        advice = (
-            f"if {lists[0]} lists images and their people, give {folder / lists[0]}"
-            if lists
-            else (
-                "for images directly in it, write a list file of their people, such as people.txt with lines "
-                "`photo1.jpg ann`, and give it"
-            )
-        )
         raise DataError(
             f"{folder}: contains neither train.rec nor images in one subfolder per identity "
-            f"({', '.join(sorted(IMAGE_SUFFIXES))}); give the folder that has the identities; {advice}"
+            f"({', '.join(sorted(IMAGE_SUFFIXES))}); give the folder that has the identities; "
+            + _other_inputs(folder, skipped)
         )
     name_size = np.array(name_sizes, np.int32)
     columns = Columns.of(
@@ -145,6 +137,23 @@ def open_folder(folder: Path) -> CatalogDataset:
 
 
 FORMAT = Format("image folder", open_folder)
+
+
+def _other_inputs(folder: Path, skipped: Sequence[SkippedFile]) -> str:
+    """Return what to give in place of a folder without identities, by what it has."""
+    lists = sorted(file.name for file in skipped if file.name.endswith(SUFFIXES["image_list"]))
+    if lists:
+        return f"if {lists[0]} lists images and their people, give {folder / lists[0]}"
+    parts = list(dict.fromkeys(file.name.partition("/")[0] for file in skipped if file.kind == "nested"))
+    if len(parts) > 1:  # such as 0 to 9 of WebFace42M
+        return (
+            f"if {listed(parts)} have identities each, give a mixture of them, a .yaml file with the line `datasets:` "
+            f'and a line `- path: "{parts[0]}"` for each'
+        )
+    return (
+        "for images directly in it, write a list file of their people, such as people.txt with lines `photo1.jpg ann`, "
+        "and give it"
+    )
 
 
 def _entries(folder: Path, skipped: list[SkippedFile], parent: str = "") -> Iterator[tuple[str, bool]]:

@@ -83,6 +83,18 @@ def test_a_path_without_a_dataset_is_refused(tmp_path):
         open_dataset(tmp_path)
 
 
+def test_folders_of_folders_of_identities_are_refused_with_a_mixture_that_opens(tmp_path):
+    for part in "01":
+        for person in "ab":
+            folder = tmp_path / part / f"{part}{person}"
+            folder.mkdir(parents=True)
+            (folder / "1.png").write_bytes(encoded_image(ord(person)))
+    with pytest.raises(DataError, match=r'if 0, 1 have identities each, .*mixture.*- path: "0"'):
+        open_dataset(tmp_path)
+    (tmp_path / "all.yaml").write_text('datasets:\n- path: "0"\n- path: "1"\n')
+    assert open_dataset(tmp_path / "all.yaml").num_classes == 4
+
+
 def test_a_zip_archive_is_refused_with_the_command_that_unpacks_it(tmp_path):
     (tmp_path / "my faces.ZIP").write_bytes(b"PK")
     with pytest.raises(DataError, match=r"unzip '.*/my faces\.ZIP'"):
