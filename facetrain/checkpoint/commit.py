@@ -40,19 +40,23 @@ def step_folder(folder: Path, step: int) -> Path:
     return folder / f"step_{step:08d}"
 
 
-def make_scratch_folder(folder: Path, step: int) -> Path:
-    """Create the hidden folder in which the checkpoint of a step is written.
+def scratch_folder(folder: Path, step: int) -> Path:
+    """Return a new path of the hidden folder in which the checkpoint of a step is written."""
+    # A random suffix: a rank of an earlier, failed save may still be writing into the folder of that save.
+    return _hidden(step_folder(folder, step), f".tmp-{secrets.token_hex(4)}")
+
+
+def make_scratch_folder(scratch: Path) -> None:
+    """Create the hidden folder in which a checkpoint is written, and the folder of checkpoints if it is missing.
 
     Raises:
-        OSError: the folder cannot be created.
+        OSError: a folder cannot be created.
     """
+    folder = scratch.parent
     # Without its parents: a run folder that was moved or deleted meanwhile must not appear again.
     folder.mkdir(exist_ok=True)
     sync_folder(folder.parent)
-    # A random suffix: a rank of an earlier, failed save may still be writing into the folder of that save.
-    scratch = _hidden(step_folder(folder, step), f".tmp-{secrets.token_hex(4)}")
-    scratch.mkdir()
-    return scratch
+    scratch.mkdir(exist_ok=True)
 
 
 def complete_steps(folder: Path) -> list[int]:

@@ -35,6 +35,7 @@ from facetrain.checkpoint.commit import (
     make_scratch_folder,
     publish,
     put_aside,
+    scratch_folder,
     step_folder,
 )
 from facetrain.checkpoint.manifest import (
@@ -236,7 +237,8 @@ class Mirror:
         """
         with os_errors_as(CheckpointError, checkpoints):
             make_folder(checkpoints)
-            target, scratch = step_folder(checkpoints, step), make_scratch_folder(checkpoints, step)
+            target, scratch = step_folder(checkpoints, step), scratch_folder(checkpoints, step)
+            make_scratch_folder(scratch)
             try:
                 self._download(_manifest_name(step), scratch / MANIFEST)
                 manifest = read_manifest(scratch)

@@ -175,23 +175,17 @@ class CheckpointWriter:
         return outcome
 
     def _make_scratch_folder(self, step: int) -> None:
-        """Create the folder of this save on the leader, and send its name to all ranks."""
-        name_and_reason = ["", ""]
-        if collectives.rank() == 0:
+        """Create the folder of this save on each disk. Collective."""
+        # The leader's, because the name is random.
+        self._scratch = self._folder / collectives.broadcast_json(
+            commit.scratch_folder(self._folder, step).name
+        )
+        if self._is_owner:
             try:
-                name_and_reason[0] = commit.make_scratch_folder(self._folder, step).name
-            except OSError as error:
-                name_and_reason[1] = self._describe(error)
-        # The name is random, and the reason of a failure must reach all ranks: they either write together or not at
-        # all.
-        name, self._reason = collectives.broadcast_json(name_and_reason)
-        self._scratch = self._folder / name
-        if self._is_owner and not self._reason:
-            try:
-                self._folder.mkdir(exist_ok=True)
-                self._scratch.mkdir(exist_ok=True)
+                commit.make_scratch_folder(self._scratch)
             except OSError as error:
                 self._reason = self._describe(error)
+        # The ranks write together, or none does.
         self._reason = next(filter(None, collectives.gather_json(self._reason)), "")
         if self._reason:
             self._state = _SaveState.FAILED
@@ -248,8 +242,7 @@ class CheckpointWriter:
             # If a rank has failed, the older checkpoints stay the newest: nothing was renamed.
             in_use = {step for _, _, steps in reports for step in steps}
             reason = reason or self._commit(snapshot.step, text, in_use)
-            # Only this save's folder: `_scratch` is the folder of all checkpoints if none could be created.
-            if reason and self._scratch != self._folder:
+            if reason:
                 shutil.rmtree(self._scratch, ignore_errors=True)
         # All ranks must agree on the outcome: the last checkpoint of a run decides how it ends.
         reason = next(filter(None, collectives.gather_json(reason)), "")

@@ -1,6 +1,9 @@
+from unittest.mock import patch
+
 import pytest
 import torch
 
+from facetrain.checkpoint import commit
 from facetrain.checkpoint.commit import complete_steps
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.save import CheckpointWriter
@@ -75,3 +78,20 @@ def save_while_rank_1_reads_step_1(folder):
 def test_the_leader_keeps_a_checkpoint_as_long_as_another_rank_reads_it(tmp_path):
     assert run_ranks(2, save_while_rank_1_reads_step_1, tmp_path)[0] == [1, 3]
     assert complete_steps(tmp_path) == [4]
+
+
+def save_on_a_disk_of_its_own(folder):
+    """Save on one of two hosts that share no folder; return whether the name of the folder of checkpoints is synced."""
+    rank, synced = collectives.rank(), []
+    run = folder / f"host{rank}"
+    run.mkdir()
+    with patch.object(commit, "sync_folder", synced.append):
+        writer = CheckpointWriter(run / "checkpoints", asynchronous=False, is_owner=True)
+        assert not writer.save(snapshot(1, rank=rank, world_size=2)).failure
+    return run in synced
+
+
+@pytest.mark.slow
+def test_a_power_cut_removes_the_folder_of_checkpoints_on_no_host(tmp_path):
+    assert run_ranks(2, save_on_a_disk_of_its_own, tmp_path) == [True, True]
+    assert [complete_steps(tmp_path / f"host{rank}" / "checkpoints") for rank in range(2)] == [[1], [1]]

@@ -424,8 +424,8 @@ def test_a_save_without_a_folder_of_its_own_removes_no_checkpoint(tmp_path, monk
     writer = CheckpointWriter(tmp_path, asynchronous=False)
     writer.save(snapshot(1))
 
-    def refuse(folder, step):
-        raise OSError(errno.ENOSPC, "No space left on device", str(folder))
+    def refuse(scratch):
+        raise OSError(errno.ENOSPC, "No space left on device", str(scratch))
 
     monkeypatch.setattr(commit, "make_scratch_folder", refuse)
     assert "No space left on device" in writer.save(snapshot(2)).failure
