@@ -10,7 +10,13 @@ import typer
 
 from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import Float32InferenceOptions, Json, local_file
-from facetrain.cli.outputs import echo_line, require_existing, require_no_input, require_writable
+from facetrain.cli.outputs import (
+    echo_line,
+    leave_to_first_rank,
+    require_existing,
+    require_no_input,
+    require_writable,
+)
 from facetrain.errors import UsageError
 from facetrain.text import count_text, shell_path
 
@@ -49,6 +55,7 @@ def align(
 
     with progress_bar("embedding") as progress:
         found = align_models(old, new, images, inference=inference, seed=seed, progress=progress)
+    leave_to_first_rank()
     save_map(output, found.map)
     if as_json:
         typer.echo(json.dumps({"output": str(output)} | found.as_json(), indent=1))

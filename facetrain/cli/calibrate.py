@@ -12,7 +12,7 @@ import typer
 
 from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import DataDir, Float32InferenceOptions, Json, local_file, local_set
-from facetrain.cli.outputs import echo_line, require_existing, require_writable
+from facetrain.cli.outputs import echo_line, leave_to_first_rank, require_existing, require_writable
 from facetrain.text import count_text, shell_path
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ def calibrate(
             inference=inference,
             progress=progress,
         )
+    leave_to_first_rank()
     if as_json:
         content = {"model": path and str(path), "thresholds": [asdict(threshold) for threshold in thresholds]}
         typer.echo(json.dumps(content, indent=1))

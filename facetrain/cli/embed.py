@@ -24,6 +24,7 @@ from facetrain.cli.options import (
 )
 from facetrain.cli.outputs import (
     echo_line,
+    leave_to_first_rank,
     require_existing,
     require_no_input,
     require_writable,
@@ -95,6 +96,7 @@ def embed(
             count, size = write_teacher_embeddings(
                 model, input, output, inference, flip=flip, progress=progress
             )
+        leave_to_first_rank()
         rows = "plain and mirrored" if flip else "plain"
         typer.echo(f"{output}: {count_text(count, 'image')}, {rows}, embeddings of size {size}")
         return
@@ -104,6 +106,7 @@ def embed(
             model, input, inference, flip=flip, detector=detector, skipped=skipped, advice=SKIP_BAD_ADVICE,
             progress=progress,
         )  # fmt: skip
+    leave_to_first_rank()
     save_embeddings(output, embeddings)
     count, size = embeddings.embedding.shape
     mirrored = (

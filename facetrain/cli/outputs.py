@@ -8,11 +8,22 @@ from pathlib import Path
 
 import typer
 
+from facetrain.distributed.process_lifetime import is_first_rank
 from facetrain.errors import UsageError
 from facetrain.files import os_errors_as, write_atomically, write_fault
 from facetrain.text import printable
 
 _SHEET_SUFFIX = ".html"
+
+
+def leave_to_first_rank() -> None:
+    """End the command on all ranks but the first: they have computed their share of the results, and one writes them.
+
+    Raises:
+        typer.Exit: this is another rank.
+    """
+    if not is_first_rank():
+        raise typer.Exit
 
 
 def require_writable(*files: Path | None) -> None:

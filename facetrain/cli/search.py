@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from facetrain.cli.options import SKIP_BAD_ADVICE, Detector, Device, Json, MinQuality, SkipBad, local_file
-from facetrain.cli.outputs import echo_line, require_existing
+from facetrain.cli.outputs import echo_line, leave_to_first_rank, require_existing
 from facetrain.data.skipped_files import SkippedFile
 from facetrain.errors import UsageError
 from facetrain.text import count_text
@@ -91,6 +91,7 @@ def search(
     entries, probes = (
         _embeddings(faces, model, detector, device, skip_bad=skip_bad) for faces in (gallery, probe)
     )
+    leave_to_first_rank()
     if map_file is not None:
         from facetrain.embeddings.embedding_map import open_map
 

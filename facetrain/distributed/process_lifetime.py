@@ -39,6 +39,11 @@ def launched_by_torchrun() -> bool:
     return has_agent() or {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
 
 
+def is_first_rank() -> bool:
+    """Return whether this process is rank 0, which writes the results that several ranks have computed together."""
+    return not launched_by_torchrun() or os.environ.get("RANK", "0") == "0"
+
+
 def mark_own_ranks() -> None:
     """Let the ranks that this process starts know that facetrain is their launcher, and not torchrun."""
     os.environ[_OWN_LAUNCHER] = str(os.getpid())

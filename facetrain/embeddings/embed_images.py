@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from facetrain.data.images.align import align
 from facetrain.data.skipped_files import SkippedFile
 from facetrain.data.tools.aligned_images import NoFaceError
 from facetrain.data.tools.landmark_finder import YuNet
+from facetrain.distributed import collectives
 from facetrain.distributed.world import World, join
 from facetrain.embeddings.embedder import Crop, EncodedImage, ImageEmbedder, Landmarks
 from facetrain.embeddings.embedding_files import Embeddings
@@ -143,8 +145,7 @@ def embed_images(
     aligned first. `name` is the input, for messages. `landmarks` are the landmarks of the images, (N, 5, 2), see
     `ImageEmbedder`.
 
-    With `faults`, images that cannot be read or have no face are added to it by their indices, and have no row. For one
-    process.
+    With `faults`, images that cannot be read or have no face are added to it by their indices, and have no row.
 
     Raises:
         ModelError: an embedding is not finite.
@@ -164,6 +165,8 @@ def embed_images(
         embedding_ND = embedder.embed(
             images, name=name, flip=flip, crop=crop, indices=indices, landmarks=landmarks
         )
+        if faults is not None:
+            _exchange(faults)
         kept = [index for index in indices if index not in left_out]
         if len(kept) < len(indices):
             embedding_ND = embedding_ND[np.array(kept, int) - indices.start]
@@ -188,6 +191,13 @@ def embed_images(
         )
     crop.warn(name, getattr(images, "location", None))
     return kept[:filled], np.concatenate(qualities)
+
+
+def _exchange(faults: dict[int, UnreadableError]) -> None:
+    """Add the faults that other ranks have found in their shares of the images. Collective."""
+    own = [[index, str(error), isinstance(error, NoFaceError)] for index, error in faults.items()]
+    for index, message, has_no_face in chain.from_iterable(collectives.gather_json(own)):
+        faults.setdefault(index, (NoFaceError if has_no_face else UnreadableError)(message))
 
 
 def _gives_unit_vectors(

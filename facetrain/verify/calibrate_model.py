@@ -99,7 +99,7 @@ def calibrate_model(
         unit_ND, _ = embed_images(open_embedder(opened, world, inference), images, target, progress=progress)
     name = os.path.basename(os.path.abspath(target))  # also of the current folder, "."
     thresholds = calibrate(unit_ND, labels, fmrs, data=name, draws=Draws(seed=seed))
-    if path is not None:
+    if path is not None and world.is_leader:
         _store(thresholds, model, opened, path)
     return path, thresholds
 

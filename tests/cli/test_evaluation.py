@@ -2,10 +2,12 @@
 
 import hashlib
 import json
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from facetrain.backbone.zoo import build_backbone
 from facetrain.data.formats.bin import write_bin
@@ -16,7 +18,8 @@ from facetrain.models.model_file import open_model
 from facetrain.verify import evaluate as evaluation
 from facetrain.verify.calibration import MAX_IMAGES
 from facetrain.verify.output import report
-from tests.support.command import output_of, refusal
+from tests.support.command import output_of, refusal, torchrun
+from tests.support.datasets import write_records
 from tests.support.faces import face
 from tests.support.models import write_model
 from tests.support.mxnet_files import write_iresnet
@@ -334,3 +337,28 @@ def test_a_gallery_of_an_old_model_is_searched_through_a_map(model, tmp_path):
     assert len(right) == 48 and np.mean(right) > 0.5
     assert refusal("align", model, new, people, "--output", tmp_path / "map.txt").exit_code == 2
     assert "has no labels" in str(refusal("align", model, new, people / "0", "--output", tmp_path / "m.npz"))
+
+
+@pytest.mark.slow
+def test_ranks_embed_a_share_each_and_the_first_one_writes(model, tmp_path):
+    for number in range(5):
+        path = tmp_path / "images" / f"{number}.png"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"no image" if number in (1, 3) else face(number, size=32))
+    write_records(tmp_path / "data", [0, 0, 1, 1, 1], size=32)
+    found = []
+    for run in (output_of, partial(torchrun, 2)):
+        folder = tmp_path / str(len(found))
+        folder.mkdir()
+        printed = [
+            run("embed", model, tmp_path / name, "--output", folder / file, "--device", "cpu", *options)
+            for name, file, options in (("images", "e.npz", ["--skip-bad"]), ("data", "e.safetensors", []))
+        ]
+        rows, teacher = open_embeddings(folder / "e.npz"), load_file(folder / "e.safetensors")["embedding"]
+        found.append((printed, rows, teacher, (folder / "e.npz.skipped.csv").read_text()))
+    (_, one, plain, listed), (processes, two, shared, also_listed) = found
+    for process in processes:
+        assert process.returncode == 0 and process.stdout.count("of size 16") == 1, process.stderr
+    assert list(one.name) == list(two.name) == ["0.png", "2.png", "4.png"] and listed == also_listed
+    np.testing.assert_allclose(one.embedding, two.embedding, atol=1e-6)
+    torch.testing.assert_close(plain, shared)

@@ -14,6 +14,7 @@ from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import Float32InferenceOptions, Json, local_file
 from facetrain.cli.outputs import (
     echo_line,
+    leave_to_first_rank,
     require_distinct,
     require_no_input,
     require_sheet,
@@ -107,6 +108,7 @@ def clean(
     else:
         with progress_bar("embedding") as progress:
             embedded = embed_input(model, folder, inference, advice=_ADVICE, progress=progress)
+        leave_to_first_rank()
         report = find_wrong_labels(embedded.embedding, embedded.label)
         wrong = report.wrong
         facts = describe_report(source, report, model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
 
@@ -41,6 +42,8 @@ def write_teacher_embeddings(
 ) -> tuple[int, int]:
     """Write the embeddings of a dataset, with `flip` of the mirror images too; return their number and length.
 
+    All ranks call it, and the leader writes.
+
     Raises:
         ModelError: the model cannot be opened, or an embedding is not finite.
         DataError: the dataset cannot be read, or the file cannot be written.
@@ -63,9 +66,11 @@ def write_teacher_embeddings(
         chunks = embed_in_chunks(embedder, embed, count, _CHUNK, progress)
         first = next(chunks)  # an ONNX file may not state the length of its embeddings
         shape = (count, *first[1].shape[1:])
-        with new_cache(output, shape, dataset=digest, teacher=digest_model(opened, model)) as rows_NRT:
+        cache = new_cache(output, shape, dataset=digest, teacher=digest_model(opened, model))
+        with cache if world.is_leader else nullcontext() as rows_NRT:
             for indices, rows in chain([first], chunks):
-                rows_NRT[indices.start : indices.stop] = rows
+                if rows_NRT is not None:
+                    rows_NRT[indices.start : indices.stop] = rows
     return count, int(shape[2])
 
 
