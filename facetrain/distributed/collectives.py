@@ -239,5 +239,5 @@ def broadcast_(x: Tensor) -> Tensor:
 
 def barrier() -> None:
     """Wait until every rank has called this."""
-    # Not dist.barrier(), which takes NCCL on a GPU and waits for its queue.
+    # Over gloo, as by `dist.barrier`, which `forbidden` would not see: no rank waits for the queue of its GPU.
     sum_(torch.zeros(1, dtype=torch.int32))
