@@ -144,9 +144,9 @@ def join(
 
     CPU tensors are sent over gloo and CUDA tensors over NCCL: ranks can agree on a host value without
     synchronizing with the GPU. A collective that a rank does not join within `timeout_s` seconds fails on
-    the other ranks. `keep_freed` is for runs on CPU: keep freed memory for the next step (faster), or
-    return it to the kernel at once. `cpu_setting` is how the user selects the CPU, for messages. `ranks` are those
-    that have met already (`assemble`).
+    the other ranks. At the end, torch has the device and the settings of the caller again. `keep_freed` is for runs on
+    CPU: keep freed memory for the next step (faster), or return it to the kernel at once. `cpu_setting` is how the user
+    selects the CPU, for messages. `ranks` are those that have met already (`assemble`).
 
     Raises:
         RunError: the process group could not be formed.
@@ -157,8 +157,7 @@ def join(
         configure_allocator = keep_freed_memory if keep_freed else release_freed_memory
         configure_allocator()
     with nullcontext(ranks) if ranks else assemble() as found:
-        # Before the group is formed: NCCL uses the current device.
-        chosen = _use(_pick_alike(found, device, cpu_setting))
+        chosen = _pick_alike(found, device, cpu_setting)
         world = World(
             rank=found.rank,
             local_rank=found.local_rank,
@@ -169,12 +168,14 @@ def join(
             cores=found.rendezvous.cores if found.rendezvous else usable_cores(),
         )
         found.set_timeout(timeout_s)
-        if found.rendezvous is None:
-            with nullcontext() if "OMP_NUM_THREADS" in os.environ else _own_threads():
+        # Before the group is formed: NCCL uses the current device.
+        with _in_use(chosen):
+            if found.rendezvous is None:
+                with nullcontext() if "OMP_NUM_THREADS" in os.environ else _own_threads():
+                    yield world
+                return
+            with _process_group(found, found.rendezvous, chosen, timeout_s):
                 yield world
-            return
-        with _process_group(found, found.rendezvous, chosen, timeout_s):
-            yield world
 
 
 @contextmanager
@@ -265,11 +266,20 @@ def _launcher_id() -> str:
     return f"{socket.gethostname()}:{parent}:{process_stat(parent)[1]}"
 
 
-def _use(device: torch.device) -> torch.device:
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+@contextmanager
+def _in_use(device: torch.device) -> Iterator[None]:
+    """Make a GPU the current one within the block, and let cuDNN choose its algorithms by measuring."""
+    if device.type != "cuda":
+        yield
+        return
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark, cudnn.benchmark_limit
+    with torch.cuda.device(device):
         # All steps have the same shapes: cuDNN may measure its algorithms once and use the fastest.
-        torch.backends.cudnn.benchmark = True
+        cudnn.benchmark = True
         # All of them: by torch's default it tries ten, and the best one may be the eleventh.
-        torch.backends.cudnn.benchmark_limit = 0
-    return device
+        cudnn.benchmark_limit = 0
+        try:
+            yield
+        finally:
+            cudnn.benchmark, cudnn.benchmark_limit = before

@@ -63,10 +63,11 @@ def train_rank(rank, size, port, folder, config, kernels):
     os.environ["XDG_CACHE_HOME"] = f"{folder}_cache"  # it keeps the verdicts of other tests
     verdict = "" if kernels else "they are not tested here"
     kernel_verdicts._test = lambda *_: verdict
-    take_step = TrainStep.__call__
+    take_step, tunes = TrainStep.__call__, []
 
     def count_step(step, state, batches):
         gpu.step = state.step
+        tunes.append(torch.backends.cudnn.benchmark)
         take_step(step, state, batches)
 
     TrainStep.__call__ = count_step
@@ -74,7 +75,8 @@ def train_rank(rank, size, port, folder, config, kernels):
         code = training.train(load_config(config), folder)
     waits = sorted({place for step in QUIET_STEPS for place in gpu.waits[step]})
     pageable = max(size for step in QUIET_STEPS for size in gpu.pageable[step].values())
-    found = {"code": code, "waits": waits, "pageable": pageable, "tunes": torch.backends.cudnn.benchmark} | {
+    assert not torch.backends.cudnn.benchmark, "the setting of the caller"
+    found = {"code": code, "waits": waits, "pageable": pageable, "tunes": all(tunes)} | {
         name: getattr(gpu, name) for name in ("faults", "collectives", "launches")
     }
     Path(folder, f"found_{rank}.json").write_text(json.dumps(found))

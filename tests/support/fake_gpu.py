@@ -289,6 +289,11 @@ class FakeGpu:
         self.streams.has_device = True
         self.require_index(torch.device("cuda", device) if isinstance(device, int) else device)
 
+    @contextmanager
+    def current(self, device: Any) -> Iterator[None]:
+        self.set_device(device)
+        yield
+
     def require_device(self) -> None:
         if not getattr(self.streams, "has_device", False):
             self.fault(f"the thread {threading.current_thread().name} uses the GPU before it sets its device")
@@ -535,6 +540,7 @@ def fake_gpu(
         "device_count": lambda: count,
         "_lazy_init": lambda: None,
         "set_device": gpu.set_device,
+        "device": gpu.current,
         "current_device": lambda: index,
         "get_device_capability": lambda device=None: capability,
         "get_device_name": lambda device=None: "Fake GPU",
