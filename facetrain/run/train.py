@@ -26,6 +26,7 @@ from facetrain.run.loop import fit
 from facetrain.run.lr_range_test import RangeTest
 from facetrain.run.open_run import Run, open_run
 from facetrain.run.request import TrainRequest
+from facetrain.training.compile import compiler_settings_kept
 from facetrain.training.deterministic import deterministic_algorithms
 
 
@@ -86,7 +87,12 @@ def _joined(ranks: Ranks, config: Config) -> Iterator[World]:
         cpu_setting="train.device: cpu",
         ranks=ranks,
     )
-    with joining as world, explain_failures(world, timeout_s), deterministic_algorithms(deterministic):
+    with (
+        joining as world,
+        explain_failures(world, timeout_s),
+        deterministic_algorithms(deterministic),
+        compiler_settings_kept(config.train.compile),
+    ):
         yield world
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,21 @@ _RECOMPILE_LIMIT = 64
 """Compiled variants of one method. Each combination of shapes and attributes is one; torch allows 8, and an IResNet's
 blocks have exactly that many."""
 _REPLAYED = "reduce-overhead"
+
+
+@contextmanager
+def compiler_settings_kept(mode: str) -> Iterator[None]:
+    """Give torch's compiler the settings of the caller back after the block. `mode` is a value of `train.compile`."""
+    if mode == "off":  # the compiler is not imported, which takes a second
+        yield
+        return
+    import torch.compiler.config
+
+    before = torch.compiler.config.recompile_limit
+    try:
+        yield
+    finally:
+        torch.compiler.config.recompile_limit = before
 
 
 class CompiledRegions:

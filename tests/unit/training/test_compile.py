@@ -11,6 +11,7 @@ from facetrain.backbone.base import Backbone
 from facetrain.backbone.iresnet import IBasicBlock
 from facetrain.backbone.recompute import run_block
 from facetrain.errors import RunError
+from facetrain.training.compile import compiler_settings_kept
 from facetrain.training.precision import InPrecision
 
 # torch's compiler imports what torch itself has deprecated, and looks at gradients where there are none.
@@ -137,3 +138,12 @@ def test_an_error_of_the_network_itself_is_not_the_compilers():
     )
     with pytest.raises(RuntimeError, match="running_mean should contain 3 elements not 4"):
         network(torch.randn(5, 3, 6, 6))
+
+
+def test_the_settings_of_the_compiler_are_as_before_after_a_run():
+    config = torch.compiler.config
+    with config.patch(recompile_limit=5):
+        with compiler_settings_kept("on"):
+            trained(TwoBlocks(), "fp32", compile="on", steps=0)
+            assert config.recompile_limit > 5
+        assert config.recompile_limit == 5
