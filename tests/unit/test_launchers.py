@@ -1,5 +1,6 @@
 """Launch scripts, Kubernetes manifests and container files, checked without a cluster."""
 
+import json
 import os
 import re
 import shlex
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from facetrain.config.loading import load_config
 from facetrain.errors import UsageError
 from tests.support.command import ROOT
 from tests.support.installer import pip
@@ -181,9 +183,19 @@ def image_instructions():
 
 def test_the_image_is_pinned_runs_as_an_ordinary_user_and_has_a_health_check():
     instructions = [words[0] for words in image_instructions()]
+    base = image_instructions()[0][1]
+    assert re.fullmatch(r"python:3\.\d+-slim-[a-z]+", base), "a release of Debian, too"
     assert instructions[0] == "FROM" and "HEALTHCHECK" in instructions
     assert ["RUN", *["pip", "install", "--require-hashes", "-r", "requirements.lock"]] in image_instructions()
     assert instructions.index("USER") > max(i for i, word in enumerate(instructions) if word == "RUN")
+
+
+def test_the_data_and_the_run_of_a_config_are_in_volumes_of_the_image():
+    text = (ROOT / "docker" / "Dockerfile").read_text()
+    (volumes,), (linked,) = (re.findall(each, text) for each in (r"VOLUME (\[.*\])", r"ln -s (.*) \. "))
+    preset = load_config(ROOT / "configs" / "quickstart.yaml")
+    used = {f"/{path.partition('/')[0]}" for path in (preset.data.train, preset.run.dir)}
+    assert used <= set(linked.split()) <= set(json.loads(volumes))
 
 
 def test_the_image_gets_what_runs_and_no_tools_of_developers():
