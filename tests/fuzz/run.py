@@ -20,6 +20,7 @@ from types import FrameType
 
 from tests.fuzz import corpus as corpora
 from tests.fuzz.mutation import mutate
+from tests.fuzz.target import own_cache_folder
 from tests.fuzz.targets import TARGETS
 from tests.support.faults import memory_limited_to
 
@@ -31,6 +32,7 @@ class TooSlow(BaseException):
     """The time for an input is over. No `Exception`, because readers make their own errors of those."""
 
 
+@own_cache_folder()
 def fuzz(
     target: Callable[[bytes], str],
     corpus: list[bytes],

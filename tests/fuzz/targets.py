@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
@@ -17,7 +16,6 @@ from facetrain.backbone.zoo import build_backbone
 from facetrain.checkpoint.manifest import MANIFEST, read_manifest
 from facetrain.config.arcface_torch import convert
 from facetrain.config.loading import load_config
-from facetrain.data import column_cache
 from facetrain.data.beside_dataset import CARD_FILE, IDENTITIES_FILE, NAMES_FILE
 from facetrain.data.dataset import identity_name, image_name
 from facetrain.data.dataset_card import read_cards
@@ -58,11 +56,6 @@ from tests.fuzz.target import FOLDER, Target, remove_catalogs, write_input
 from tests.support.datasets import write_records
 from tests.support.embeddings import load_rows
 
-(FOLDER / "home").mkdir()  # the notebook of another test writes there
-os.environ["HOME"] = str(FOLDER / "home")  # datasets keep catalogs there, too
-os.environ.pop("XDG_CACHE_HOME", None)
-# The same few paths in each execution: to find them takes a third of it.
-column_cache._cache_paths = lru_cache(lambda name, find=column_cache._cache_paths: tuple(find(name)))
 _SAME = np.array([True, False])
 _IJB_LISTS = (
     "face_tid_mid.txt", "name_5pts_score.txt", "template_pair_label.txt", "1N_gallery_G1.csv", "1N_probe_mixed.csv",

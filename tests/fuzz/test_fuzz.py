@@ -4,8 +4,10 @@ import itertools
 
 import pytest
 
+from facetrain.distributed.user_environment import user_cache_folder
 from tests.fuzz import corpus as corpora
 from tests.fuzz.run import TooSlow, fuzz
+from tests.fuzz.target import FOLDER
 from tests.fuzz.targets import TARGETS
 
 SLOW = {"config": 150, "peer_config": 300, "mixture": 200, "mxnet_network": 100}
@@ -16,6 +18,12 @@ SLOW = {"config": 150, "peer_config": 300, "mixture": 200, "mxnet_network": 100}
 def test_mutated_input_raises_nothing_but_the_documented_error(name):
     corpus = [*TARGETS[name].seeds(), *corpora.load(name)]
     fuzz(TARGETS[name], corpus, executions=SLOW.get(name, 1500), seed=1)
+
+
+def test_catalogs_are_in_a_folder_of_the_fuzzer_while_it_runs():
+    folders = set()
+    fuzz(lambda data: folders.add(user_cache_folder()) or "", [b"seed"], executions=1, seed=1)
+    assert folders == {FOLDER / "cache" / "facetrain"} and user_cache_folder() not in folders
 
 
 def test_an_input_that_takes_too_long_is_a_failure(tmp_path, monkeypatch):
