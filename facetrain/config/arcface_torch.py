@@ -104,7 +104,9 @@ def convert(path: Path) -> str:
     unknown = values.keys() - _TRANSLATED - _NOT_NEEDED - _WANDB - ({"loss"} if has_margin else set())
     # None, as base.py has it for one of them, is a setting that nobody has made.
     notes += [
-        f"# {name}: has no equivalent in facetrain" for name in sorted(unknown) if values[name] is not None
+        f"# {name}: is left out, because facetrain does not know it"
+        for name in sorted(unknown)
+        if values[name] is not None
     ]
     head = [f"# Converted from arcface_torch's {path.name}."]
     # At the end: these need no action, and they would hide the others.

@@ -117,7 +117,7 @@ CONVERSIONS = [
     ("margin_list = (1.35, 0.0, 0.2)", MARGIN, ("cosface", 64, 1, None, 0.2), LEFT_OUT),
     ("loss = 'arcface'", MARGIN, ("cosface", 64, 1, None, 0.4), None),
     ("loss = 'curricularface'", MARGIN, ("curricularface", 64, 1, None, None), "margin_list: is left out"),
-    ("loss = 'unpg'", MARGIN, ("cosface", 64, 1, None, 0.4), "loss: has no equivalent in facetrain"),
+    ("loss = 'unpg'", MARGIN, ("cosface", 64, 1, None, 0.4), "loss: is left out"),
     ("decay_epoch = [8, 12]", "optim.schedule optim.milestones", ("steps", (8, 12)), None),
     ("output = 'work_dirs/a'", "run.dir run.name", ("work_dirs", "a"), None),
     ("output = 'work_dirs/lr=0.1'", "run.dir run.name", ("work_dirs/lr=0.1", "wf42m"), None),
@@ -133,7 +133,7 @@ CONVERSIONS = [
     ("rec = 'synthetic'; num_classes = 300 * 10000", SIZES, (3_000_000, 42474557), None),
     ("num_image = 'forget'", SIZES, (2059906, None), "num_image: is not an integer and is left out"),
     ("suffix_run_name = None", "seed", 2048, None),
-    ("suffix_run_name = 'a'", "seed", 2048, "suffix_run_name: has no equivalent in facetrain"),
+    ("suffix_run_name = 'a'", "seed", 2048, "suffix_run_name: is left out"),
     (
         "wandb_project = 'faces'; using_wandb = True",
         "log.sinks",
