@@ -89,6 +89,7 @@ def convert(
 
     if config.suffix in (".yaml", ".yml"):
         raise UsageError(
-            f"{config}: is a config of facetrain already: facetrain train --config {shell_path(config)}"
+            f"{config}: is YAML, and only Python files of arcface_torch are converted; if it is a config of facetrain, "
+            f"use it as it is: facetrain train --config {shell_path(config)}"
         )
     typer.echo(converted(config), nl=False)

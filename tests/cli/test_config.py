@@ -64,4 +64,7 @@ def test_a_file_that_cannot_be_converted_gives_one_line_and_exit_code_2(tmp_path
     (tmp_path / "a.py").write_text("import os\nos.system('true')\n")
     done = facetrain("config", "convert", tmp_path / "a.py")
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "line 2" in done.stderr
-    assert "is a config of facetrain already" in str(refusal("config", "convert", tmp_path / "a.yaml"))
+    # Also of PLSC and CVLface, whose keys are not facetrain's.
+    assert "only Python files of arcface_torch are converted; if it is a config of facetrain, use it" in str(
+        refusal("config", "convert", tmp_path / "a.yaml")
+    )
