@@ -333,7 +333,7 @@ def _advice_on_names(weights: dict[str, Tensor], origin: str) -> str:
                 f"without {listed([prefix])} at the beginning of each name they are those of {name}: save them so, "
                 "if its input is (pixels − 127.5) / 127.5 of RGB images"
             )
-    return "for another network give a .safetensors file of facetrain, which describes it"
+    return "for another network give a .safetensors file of facetrain, which describes it, or an ONNX file"
 
 
 @lru_cache(maxsize=64)

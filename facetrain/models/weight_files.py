@@ -156,7 +156,10 @@ def load_without_code(path: Path) -> Any:
         elif isinstance(error, OSError):
             reason = f"cannot be read: {error_reason(error)}"
         else:
-            reason = "is not a file that torch.save writes, or is damaged or incomplete; copy it again"
+            reason = (
+                "is not a file that torch.save writes, or is damaged or incomplete; copy it again, or give the ONNX "
+                "file of a network of another program"
+            )
         raise ModelError(f"{path}: {reason}; no code in it was run") from error
 
 

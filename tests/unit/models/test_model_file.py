@@ -1,6 +1,8 @@
 import os
+import pickle
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
@@ -105,7 +107,7 @@ def test_class_centers_among_the_weights_are_left_out(tmp_path):
     assert open_model(tmp_path / "topofr.pt", CPU).description.startswith("r18, ")
     initialize_backbone(build_backbone("r18"), tmp_path / "topofr.pt", None)
     torch.save(state | {"weight": torch.zeros(7, 99)}, tmp_path / "other.pt")
-    with pytest.raises(ModelError, match=r"other\.pt: its 1\d\d weights are not those"):
+    with pytest.raises(ModelError, match=r"other\.pt: its 1\d\d weights are not those .*, or an ONNX file$"):
         open_model(tmp_path / "other.pt", CPU)
 
 
@@ -117,6 +119,15 @@ def test_a_folder_of_cvlface_opens(tmp_path):
     (folder / "model.yaml").write_text("color_space: RGB")
     assert open_model(tmp_path / "adaface", CPU).description.endswith("(CVLface, trained on RGB)")
     assert backbone_of(tmp_path / "adaface")["name"] == "r18"
+
+
+def test_a_file_of_another_program_is_refused_with_the_way_by_onnx(tmp_path):
+    # PaddlePaddle writes pickles of arrays.
+    (tmp_path / "m.pdparams").write_bytes(pickle.dumps({"conv1.weight": np.zeros((4, 3), np.float32)}))
+    with pytest.raises(
+        ModelError, match=r"m\.pdparams: .* or give the ONNX file of a network of another program; no code"
+    ):
+        open_model(tmp_path / "m.pdparams", CPU)
 
 
 def test_a_torchscript_program_is_named_and_the_way_out_too(tmp_path):
