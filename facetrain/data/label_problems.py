@@ -50,7 +50,7 @@ def require_trainable_labels(source: FaceDataset, name: str, *, may_have_gaps: b
     if source.labels.min() == source.labels.max():
         raise DataError(
             f"{name}: all {source.num_images:,} images are of one identity, and a head learns from the differences of "
-            "many; give a folder with a folder of images per person"
+            "many; give a folder with a folder of images per person, or a list file of images and people"
         )
     for place, part in parts_of(source, name) if not may_have_gaps else ():
         problem = find_label_problem(part)

@@ -13,7 +13,9 @@ from tests.support.datasets import encoded_image, write_records
 
 def test_one_identity_is_no_training_set(tmp_path):
     source = open_dataset(write_records(tmp_path / "data", [0] * 9))
-    with pytest.raises(DataError, match="data.*one identity"):
+    with pytest.raises(
+        DataError, match="data.*one identity.*per person, or a list file of images and people"
+    ):
         require_trainable_labels(source, "data", may_have_gaps=True)
 
 
