@@ -228,7 +228,8 @@ def test_one_system_is_evaluated_at_a_time(model):
     [
         (["--target", "nothing"], "no such verification set"),
         (["--target", "pairs", "--slices", "absent.csv"], "absent.csv: no such file"),
-        (["--target", "empty"], "unknown layout of an evaluation set"),
+        (["--target", "empty"], "unknown layout of an evaluation set; expected"),
+        (["--target", "empty"], "; make pairs of a folder of images, or of a pair list"),
         (["--target", "pairs", "--against", "model.safetensors", "--bootstrap", 0], "remove --bootstrap 0"),
         (["--target", "pairs", "--against", "absent"], "absent: no such file"),
         (["--target", "pairs", "--gallery-model", "absent"], "absent: no such file"),

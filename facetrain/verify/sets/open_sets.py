@@ -42,8 +42,8 @@ def open_set(target: str, folder: Path) -> AnySet:
                 return found
         raise PairsError(
             f"{path}: unknown layout of an evaluation set; expected IJB (meta/ with lists), TinyFace "
-            "(Gallery_Match/, Probe/) or a set of CVLface (state.json), see docs/evaluation.md. To evaluate a pair "
-            "list and its images, run `facetrain data pairs` first"
+            "(Gallery_Match/, Probe/) or a set of CVLface (state.json), see docs/evaluation.md; make pairs of a folder "
+            "of images, or of a pair list and its images, with `facetrain data pairs`"
         )
     return load_pair_set(target, folder)
 
