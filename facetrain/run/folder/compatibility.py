@@ -17,12 +17,16 @@ from facetrain.config.schema import Config
 from facetrain.errors import ConfigError
 from facetrain.run.parts.step_schedule import StepSchedule
 
-_SHAPING_KEYS = (
+_NETWORK_KEYS = (
     "data.image_size",
     "model.backbone",
     "model.layers",
     "model.widths",
     "model.embedding_size",
+)
+"""Config keys that decide names and shapes of the network's weights."""
+_SHAPING_KEYS = (
+    *_NETWORK_KEYS,
     "model.lora",
     "head.momentum_dtype",
     "optim.name",
@@ -116,9 +120,15 @@ def check_compatibility(checkpoint: Checkpoint, config: Config, *, total_steps: 
         before, now = _shaping_value(saved, key), _shaping_value(current, key)
         if saved is not None and before != now:
             before, now = ("null" if value is None else value for value in (before, now))
+            # The weights do not fit another network, but every network can learn from this one.
+            new_run = (
+                "that learns from this one by distill.teacher"
+                if key in _NETWORK_KEYS
+                else "from these weights with model.init_from"
+            )
             raise ConfigError(
                 f"{key}: {checkpoint.folder} was trained with {before}, and cannot continue with {now}; keep "
-                f"{before}, or start a new run from these weights with model.init_from"
+                f"{before}, or start a new run {new_run}"
             )
     # A run ends when it reaches its last step exactly: one that starts past it would never end.
     if checkpoint.step > total_steps:
