@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Callable
 
 from facetrain.cpu_cores import usable_cores
@@ -35,9 +34,6 @@ def launch(train: Callable[[], int], where: Topology, rank_arguments: list[str])
 
     mark_own_ranks()
     export_grace_period()
-    if where.nproc_per_node > usable_cores():
-        note = f"note: {where.nproc_per_node} processes share {usable_cores()} cores of this machine"
-        print(note, file=sys.stderr, flush=True)
     # Each rank gets its share of the cores. By torch's default, every rank would start a thread for each core.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(usable_cores() // where.nproc_per_node, 1)))
     return launch_ranks(rank_arguments, where)
