@@ -88,7 +88,8 @@ def _check_people(config: Config, facts: RunFacts) -> Iterator[str]:
 
 def _check_cores(world: World) -> Iterator[str]:
     cores = usable_cores()
-    if world.local_size > cores:
+    # Ranks that are bound to cores of their own, as Slurm does it, see no others, and have more than one.
+    if world.cores == 1 and world.local_size > cores:
         yield (
             f"{world.local_size} processes share {count_text(cores, 'core')} of this machine, and wait for each other "
             "in every step; start at most one per core (--nproc-per-node)"
