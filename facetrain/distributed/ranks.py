@@ -172,16 +172,17 @@ class Ranks:
         """
         try:
             yield
-        except FacetrainError as error:
-            is_printed = self._is_printed_by_another(error)
-            self._leave(waits=error.is_of_all_ranks)
+        except Exception as error:
+            is_of_all_ranks = isinstance(error, FacetrainError) and error.is_of_all_ranks
+            is_printed = not is_of_all_ranks and self._is_printed_by_another(error)
+            self._leave(waits=is_of_all_ranks)
             if is_printed:
-                raise unprinted(str(error), error.exit_code) from error
+                raise unprinted(str(error), getattr(error, "exit_code", RunError.exit_code)) from error
             raise
         self._leave(waits=True)
 
-    def _is_printed_by_another(self, error: FacetrainError) -> bool:
-        if self.rendezvous is None or error.is_of_all_ranks or isinstance(error, RankError):
+    def _is_printed_by_another(self, error: Exception) -> bool:
+        if self.rendezvous is None or isinstance(error, RankError):
             return False
         own = f"{self.rank} {error}"
         with suppress(FacetrainError), _store_errors():

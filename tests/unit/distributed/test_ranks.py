@@ -78,13 +78,15 @@ def test_a_rank_that_fails_alone_does_not_wait_and_is_not_waited_for(error):
     assert events == ["closes its files", "ends"] * 3
 
 
-def test_of_ranks_that_fail_alone_with_the_same_error_the_first_prints_it():
+@pytest.mark.parametrize(("kind", "code"), [(UsageError, 2), (RuntimeError, 1)])
+def test_of_ranks_that_fail_alone_with_the_same_error_the_first_prints_it(kind, code):
     store, raised = HashStore(), []
-    for number, message in enumerate(["the margin f", "the margin f", "the disk is full"]):
-        with pytest.raises(FacetrainError, match=message) as ended, rank(number, store).leaving_together():
-            raise UsageError(message)
-        raised.append((type(ended.value), ended.value.exit_code))
-    assert raised == [(UsageError, 2), (LostRankError, 2), (UsageError, 2)]
+    for number, message in enumerate(["of own code", "of own code", "the disk is full"]):
+        with pytest.raises(Exception, match=message) as ended, rank(number, store).leaving_together():
+            raise kind(message)
+        raised.append(ended.value)
+    assert [type(error) for error in raised] == [kind, LostRankError, kind]
+    assert raised[1].exit_code == code
 
 
 def test_a_rank_that_does_not_leave_is_not_waited_for_without_end(monkeypatch):
