@@ -13,7 +13,6 @@ from facetrain.distributed.ranks import Ranks
 from facetrain.distributed.rendezvous import connect_to_store, place_of
 from facetrain.distributed.world import World
 from facetrain.errors import (
-    ConfigError,
     FacetrainError,
     LostRankError,
     RankError,
@@ -141,12 +140,3 @@ def fail_together(world: World) -> Iterator[None]:
 def only_leader_reports(world: World, error: FacetrainError) -> FacetrainError:
     """Return the error to raise on this rank for one that all ranks have: printed on the leader alone."""
     return of_all_ranks(error) if world.is_leader else unprinted(str(error), error.exit_code)
-
-
-@contextmanager
-def failing_alike(world: World) -> Iterator[None]:
-    """Print an error of the config that the block raises on all ranks on the leader alone."""
-    try:
-        yield
-    except ConfigError as error:
-        raise only_leader_reports(world, error) from error

@@ -9,7 +9,6 @@ from typing import Any
 from facetrain.config.loading import is_set
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
-from facetrain.distributed.agreement import failing_alike
 from facetrain.distributed.world import World
 from facetrain.run.agree import Agreed
 from facetrain.run.build import build_network
@@ -32,8 +31,7 @@ def with_fitting_batch(
         ConfigError: no batch fits, or the stages of the run have batch sizes.
     """
     keeps_lr = "lr" in agreed.plan.open_choices or is_set(agreed.plan.set_keys, "optim.lr")
-    with failing_alike(world):
-        values, line = fit_batch(agreed.config, world, agreed.data.source, keeps_lr)
+    values, line = fit_batch(agreed.config, world, agreed.data.source, keeps_lr)
     return request.with_chosen("batch", values, line)
 
 
@@ -47,20 +45,15 @@ def find_rate(agreed: Agreed, world: World) -> RangeTest:
     first = schedule.stages[0]
     if world.is_leader:
         print("--lr find: training with a growing learning rate, at most 100 steps", flush=True)
-    with failing_alike(world):
-        state, network = build_network(config, world, source, schedule, agreed.folder)
-        # The test ends itself when the loss is not finite.
-        step = TrainStep(
-            network, build_augment(config), seed=config.seed, max_skipped_steps=first.stop_step + 1
-        )
-        workers = count_workers(config, world)
-        loader = build_loader(config, world, source, schedule, workers=workers, start_step=0)
-        try:
-            test = run_range_test(
-                config, state, step, loader, steps=first.stop_step, lr_factor=first.lr_factor
-            )
-        finally:
-            loader.close()
+    state, network = build_network(config, world, source, schedule, agreed.folder)
+    # The test ends itself when the loss is not finite.
+    step = TrainStep(network, build_augment(config), seed=config.seed, max_skipped_steps=first.stop_step + 1)
+    workers = count_workers(config, world)
+    loader = build_loader(config, world, source, schedule, workers=workers, start_step=0)
+    try:
+        test = run_range_test(config, state, step, loader, steps=first.stop_step, lr_factor=first.lr_factor)
+    finally:
+        loader.close()
     del state, network, step
     gc.collect()  # the memory may not hold a second network and its head
     return test

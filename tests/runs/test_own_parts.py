@@ -165,10 +165,13 @@ def test_an_unused_parameter_on_two_ranks_with_two_micro_batches_is_refused_unti
 
 
 @pytest.mark.slow
-def test_a_wrong_augmentation_ends_all_ranks_though_only_one_of_them_has_drawn_an_image(describe, home):
+@pytest.mark.parametrize("options", [[], ["--lr", "find"]], ids=["training", "range test"])
+def test_a_wrong_augmentation_ends_all_ranks_though_only_one_of_them_has_drawn_an_image(
+    describe, home, options
+):
     own = "data.augment={own: [{type: own_faces.parts:cut_on_rank_1, probability: 1}]}"
-    train = ["train", "--config", describe(steps=2), "--nproc-per-node", 2, "--set", own, "--run-dir"]
-    done = facetrain(*train, home / "run", "--set", "train.timeout_s=60", cwd=home)
+    train = ["train", "--config", describe(steps=20), "--nproc-per-node", 2, "--set", own, *options]
+    done = facetrain(*train, "--run-dir", home / "run", "--set", "train.timeout_s=60", cwd=home)
     assert "own_faces.parts:cut_on_rank_1 maps a tensor" in checked(done, 2)
 
 
