@@ -1,4 +1,5 @@
 import pytest
+import torch
 
 from facetrain.data.formats.bin import write_bin
 from tests.support import training
@@ -26,6 +27,17 @@ def train_and_resume(config, folder, step):
     expected = (folder / "model.safetensors").read_bytes()
     assert training.resume(config, folder, step) == 0
     assert (folder / "model.safetensors").read_bytes() == expected
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """The runs of this process compute with one thread, as those of the commands: the last bits depend on it."""
+    before = torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        torch.set_num_threads(1)
+        yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")
