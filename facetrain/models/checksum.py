@@ -54,7 +54,8 @@ def require_checksum(metadata: Mapping[str, str], checksum: str, path: Path) -> 
     """
     if metadata[CHECKSUM_KEY] != checksum:
         raise ModelError(
-            f"{path}: its weights are damaged: their SHA-256 is not the stored one; copy the file again"
+            f"{path}: its weights are damaged, or another program has changed them: their SHA-256 is not the stored "
+            f"one; copy the file again, or remove {CHECKSUM_KEY} from the metadata of a converted file"
         )
 
 
