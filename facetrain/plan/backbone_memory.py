@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -38,7 +39,7 @@ class BackboneMemory(NamedTuple):
 def backbone_memory(
     model: ModelSettings, image_size: int, *, precision: str, batch: int, gradients_held: bool = True
 ) -> BackboneMemory:
-    """Count a training step.
+    """Count a training step, once in a process for equal arguments: a plan compares runs with the same network.
 
     Args:
         model: section `model` of the config.
@@ -51,7 +52,15 @@ def backbone_memory(
         ConfigError: `model` names parts that the backbone does not have.
         ModelError: the image size does not fit the backbone.
     """
-    with fake_network(model, image_size) as net:
+    # As text, which a cache can look up: a section may have mappings.
+    return _step_bytes(model.model_dump_json(), image_size, precision, batch, gradients_held)
+
+
+@lru_cache
+def _step_bytes(
+    model: str, image_size: int, precision: str, batch: int, gradients_held: bool
+) -> BackboneMemory:
+    with fake_network(ModelSettings.model_validate_json(model), image_size) as net:
         trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
         state_bytes = sum(tensor.nbytes for tensor in (*net.parameters(), *net.buffers()))
         for parameter in trained if gradients_held else ():
@@ -67,8 +76,13 @@ def backbone_memory(
 
 
 def forward_bytes(model: ModelSettings, image_size: int, *, batch: int) -> int:
-    """Return the peak of bytes while a backbone embeds a batch in float32, as verification does."""
-    with fake_network(model, image_size) as net:
+    """Return the peak of bytes while a backbone embeds a batch in float32, as verification does; kept as the others."""
+    return _forward_bytes(model.model_dump_json(), image_size, batch)
+
+
+@lru_cache
+def _forward_bytes(model: str, image_size: int, batch: int) -> int:
+    with fake_network(ModelSettings.model_validate_json(model), image_size) as net:
         image_BCHW = torch.zeros(batch, 3, image_size, image_size)
         with torch.no_grad(), LiveBytes() as live:
             _forward(net.eval(), image_BCHW, "fp32")

@@ -28,7 +28,7 @@ PARTS = [
 
 @pytest.mark.parametrize("parts", PARTS, ids=["freeze", "batch norm", "LoRA"])
 def test_frozen_parts_and_adapters_are_counted_as_they_train(parts):
-    model = MODEL.model_copy(update=parts)
+    model = MODEL.model_copy(update={"init_from": "t.safetensors"} | parts)
     memory = backbone_memory(model, 32, precision="fp32", batch=8, gradients_held=False)
     network, image = build_backbone("iresnet", **TINY), torch.randn(8, 3, 32, 32)
     restrict_training(network, model)
