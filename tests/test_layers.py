@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import gc
 import importlib.metadata
 import itertools
 import re
@@ -37,6 +38,7 @@ def room(path: Path) -> str:
 
 @functools.cache
 def nodes(path: Path) -> list[ast.AST]:
+    gc.freeze()  # the garbage collector would look at millions of nodes again and again
     return list(ast.walk(ast.parse(path.read_text())))
 
 

@@ -14,7 +14,7 @@ from facetrain.head.partial_fc import PartialFC
 from facetrain.head.settings import HeadSettings, MarginSettings
 from facetrain.optim.settings import OptimSettings
 
-_CHUNK = 400
+_CHUNK = 200
 """Classes of a small chunk."""
 _MOST_TIMES, _ROUNDING = 4.0, 2e-3
 """The largest error may be this many times the one of PyTorch's operations, and this much more, relative to the

@@ -37,23 +37,21 @@ def found():
 
 
 @pytest.mark.slow
-def test_the_page_is_self_contained_and_has_no_script(found, tmp_path):
-    page, again = (write_report(tmp_path / name, found, model="runs/a&b").read_text() for name in "ab")
+def test_the_page_is_self_contained_and_its_folder_has_the_figures_and_the_json(found, tmp_path):
+    details = {"date": "2026-11-21", "command": "facetrain eval m --target <lfw>"}
+    page, again = (
+        write_report(tmp_path / name, found, model="runs/a&b", details=details).read_text() for name in "ab"
+    )
     assert page == again
     assert not re.search(r"""(src|href)=["'](?!data:|#)""", page)
     assert "<script" not in page and "&lt;script&gt;" in page and "runs/a&amp;b" in page
     assert page.count("<svg") == 4
     assert page.count("data:image/jpeg;base64,") == 2 * 2 * 12, "twelve pairs of either kind"
     assert "95 % interval" in page and "needs 1,000 impostor pairs" in page
-
-
-@pytest.mark.slow
-def test_the_report_folder_has_the_figures_and_the_json_and_the_page_its_details(found, tmp_path):
-    details = {"date": "2026-11-21", "command": "facetrain eval m --target <lfw>"}
-    page = write_report(tmp_path, found, model="m", details=details).read_text()
-    names = {path.name for path in tmp_path.iterdir()}
+    folder = tmp_path / "a"
+    names = {path.name for path in folder.iterdir()}
     assert names == {"report.html", "report.json", *(f"lfw_{name}.png" for name in FIGURES)}
-    numbers = json.loads((tmp_path / "report.json").read_text())
+    numbers = json.loads((folder / "report.json").read_text())
     assert numbers["sets"]["lfw"]["accuracy"] == found.results["lfw"].metrics["accuracy"]
     assert "2026-11-21" in page and "--target &lt;lfw&gt;" in page and "fp32" in page
     cells = re.findall(r"<tr><td>([^<]*)</td>", page[page.index("<h2>") :])
@@ -85,8 +83,9 @@ def test_unusual_names_are_shown_as_they_are_and_end_no_report(found, tmp_path):
         figure = result_figures(result, result, names)["roc"]
         FigureCanvasAgg(figure).draw()
         assert [label.strip() for label in labels_of(figure)] == list(names)
+    with_roc = replace(result, histogram=None, discards=[])
     for name in ("lfw\udcff", "x" * 245):
-        named = replace(found, results={name: result}, sets={name: found.sets["lfw"]})
+        named = replace(found, results={name: with_roc}, sets={name: found.sets["lfw"]})
         page = write_report(tmp_path / str(len(name)), named, model="m")
         assert page.exists() and len(list(page.parent.glob("*_roc.png"))) == 1
 
@@ -112,7 +111,7 @@ def test_figures_are_drawn_for_good_and_bad_models(spread):
         canvas = FigureCanvasAgg(figure)
         canvas.draw()
         pixels = np.asarray(canvas.buffer_rgba())
-        assert pixels.shape == (432, 600, 4) and len(np.unique(pixels.reshape(-1, 4), axis=0)) > 20
+        assert pixels.shape == (432, 600, 4) and len(np.unique(pixels.view(np.uint32))) > 20
 
 
 @pytest.mark.parametrize(
