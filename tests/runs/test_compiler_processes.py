@@ -39,7 +39,7 @@ def train_with(describe, tmp_path):
     kill(map(int, pids.read_text().split()))  # a stopped one waits for ever
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_whose_compiler_is_killed_ends_and_says_what_to_do(train_with):
     process, stderr = train_with(signal.SIGKILL)
     assert process.returncode == 1, stderr

@@ -64,7 +64,7 @@ def test_an_interrupted_fine_tuning_is_resumed_and_keeps_a_model(web_server, tmp
     assert "at step 2" in output_of("train", *by_hand, "--run-dir", tmp_path / "by_hand")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_onnx_file_with_merged_batch_norms_is_fine_tuned(tmp_path):
     pytest.importorskip("onnxscript")
     torch.manual_seed(0)
