@@ -20,7 +20,7 @@ RECIPE ?= speedrun
 # Without compiled modules every process that a test starts would compile those it imports: five seconds for torch.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup quickstart test test-slow unit check format ranks gpu golden fuzz interop long soak bench real-faces speedrun config-docs docs lock clean
+.PHONY: help setup quickstart test test-slow test-all coverage unit check format ranks gpu golden fuzz interop long soak bench real-faces speedrun config-docs docs lock clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -40,6 +40,13 @@ test: $(READY)  ## run the tests, about three minutes on two CPU cores
 
 test-slow: $(READY)  ## run the other tests: whole runs, many ranks, kernels under Triton's interpreter
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(WORKERS) --maxschedchunk 1 -m "slow and not long" $(OPTIONS)
+
+test-all: $(READY)  ## run both at once, which takes less time
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(WORKERS) --maxschedchunk 1 -m "not long" $(OPTIONS)
+
+coverage: $(READY)  ## print the coverage of the fast tests, which costs half of their time again
+	$(MAKE) test OPTIONS="--cov --cov-report="
+	$(BIN)/coverage report --format=total
 
 unit: $(READY)  ## run the fast unit tests only
 	$(BIN)/pytest tests/unit -m "not slow"
