@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,11 +78,13 @@ class Evaluation:
         """Write the hardest pairs of the last verification, if they are not written yet."""
         verified, self._unwritten = self._unwritten, None
         if verified and self.pairs_file:
+            began_at = time.perf_counter()
             try:
                 write_hardest_pairs(self.pairs_file, *verified, self.verifier.sets)
             except OSError as error:
                 warn(f"{self.pairs_file}: {error_reason(error)}; training continues")
-            state.meter.restart_clock()
+            # Not by a restart of the clock: the report of this step may have begun.
+            state.meter.exclude(time.perf_counter() - began_at)
 
 
 def named_metrics(best_metric: str | None, stop_early: StopEarlySettings | None) -> Mapping[str, str]:

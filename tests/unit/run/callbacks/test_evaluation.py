@@ -17,6 +17,7 @@ from facetrain.verify.pair_protocol import verification_result
 from facetrain.verify.sets.pair_set import PairSet
 from facetrain.verify.verifier import Verifier
 from tests.support.datasets import encoded_image
+from tests.support.waiting import set_time
 from tests.unit.run.callbacks.helpers import CPU, SIZE, Board
 
 embedder_of = partial(ImageEmbedder, image_size=SIZE, batch_size=8, device=CPU, workers=0)
@@ -64,6 +65,21 @@ def test_a_verification_is_recorded_at_once_and_the_hardest_pairs_of_the_last_on
         second = decode_rgb(found[0].images[1], location="")
         source = resize_square(decode_rgb(pairs.images[hardest[0].second], location=""), 112)
         assert np.abs(second.astype(float) - source).mean() < 8, "the image of this pair, as JPEG"
+
+
+def test_a_report_that_has_begun_counts_the_time_before_the_hardest_pairs_but_not_theirs(
+    state, pairs, tmp_path, monkeypatch
+):
+    evaluation = Evaluation(verifier_of(pairs), Board().write, pairs_file=tmp_path / "pairs.json")
+    evaluation.verify(state)
+    for module in ("telemetry.meter", "run.callbacks.evaluation"):
+        set_time(monkeypatch, f"facetrain.{module}", perf_counter=lambda: next(seconds))
+    seconds = iter([0.0, 8.0, 20.0, 22.0])  # of the restart, of the pairs from and to, and of the report
+    state.meter.restart_clock()
+    state.meter.add_images(100)
+    means = state.meter.take()
+    evaluation.write_pairs(state)
+    assert means()["images_per_s"] == 10
 
 
 def test_the_recorded_metrics_are_those_of_the_protocol(state, pairs):
