@@ -28,7 +28,7 @@ SKIPPED_FILE = "skipped_images.txt"
 LEFT_OUT_FILE = "skipped_files.csv"
 """Files beside the images that are no images of the dataset."""
 DIVERGED_FILE = "diverged.json"
-"""The last steps of a run that has diverged."""
+"""The last step of a run that has diverged."""
 PROFILE_FOLDER = "profile"
 """Traces of `--profile`."""
 
