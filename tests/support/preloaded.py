@@ -1,12 +1,16 @@
 """Modules that most commands and ranks use. A process that is forked from one with them starts in no time.
 
-Importing them takes four seconds; optimizers import torch._dynamo, and DistributedDataParallel the hooks.
+Importing them takes six seconds; optimizers import torch._dynamo, DistributedDataParallel the hooks, and a run with the
+usual settings the last two and matplotlib.
 """
 
 import gc
 
+import matplotlib.backends.backend_agg
+import matplotlib.backends.backend_svg  # noqa: F401
 import torch._dynamo
-import torch.distributed.algorithms.ddp_comm_hooks.default_hooks  # noqa: F401
+import torch.distributed.algorithms.ddp_comm_hooks.default_hooks
+import torch.utils.tensorboard  # noqa: F401
 
 import facetrain.cli.app
 import facetrain.distributed.elastic_agent
