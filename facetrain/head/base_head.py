@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from facetrain.distributed import collectives
 from facetrain.errors import DataError, ModelError, UsageError
+from facetrain.text import count_text
 
 
 class BaseHead(nn.Module):
@@ -72,15 +73,20 @@ class BaseHead(nn.Module):
         the same number of rows.
 
         Raises:
-            DataError: the batch is empty, or a label is outside [0, num_classes). CUDA labels are not checked here,
-                because the host would have to wait for the device; the caller checks them by `check_labels` before it
-                copies them.
+            DataError: the batch is empty, there is not one label for each embedding, or a label is outside
+                [0, num_classes). The values of CUDA labels are not checked here, because the host would have to wait
+                for the device; the caller checks them by `check_labels` before it copies them.
             ModelError: the embeddings do not have the size of the centers.
         """
         if embedding_BD.shape[1:] != (self.embedding_size,):
             raise ModelError(
                 f"the head takes embeddings of shape (B, {self.embedding_size}), and got {tuple(embedding_BD.shape)}; "
                 "make the last layer of the network as long as the centers (model.embedding_size)"
+            )
+        if label_B.numel() != len(embedding_BD):
+            raise DataError(
+                f"labels of shape {tuple(label_B.shape)} for {count_text(len(embedding_BD), 'embedding')}; give the "
+                "number of the class of each"
             )
         label_B = label_B.flatten().long()
         if not len(label_B):

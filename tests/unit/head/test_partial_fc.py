@@ -2,6 +2,7 @@
 
 import copy
 import io
+import re
 import subprocess
 import sys
 
@@ -187,6 +188,13 @@ def test_an_update_whose_step_was_not_begun_is_refused():
 def test_embeddings_of_another_size_than_the_centers_are_refused(shape):
     with pytest.raises(ModelError, match=rf"\(B, {SIZE}\), and got .*embedding_size"):
         small_head()(torch.randn(shape), torch.tensor([0, 1]))
+
+
+@pytest.mark.parametrize("shape", [(3,), (4, CLASSES)])
+def test_labels_that_are_not_one_number_for_each_embedding_are_refused(shape):
+    # Such as the last labels of an epoch with other embeddings, or one-hot labels.
+    with pytest.raises(DataError, match=rf"labels of shape {re.escape(str(shape))} for 4 embeddings; give"):
+        small_head()(torch.ones(4, SIZE), torch.zeros(shape))
 
 
 def test_the_update_in_the_backward_pass_moves_the_centers_as_sgd_does():
