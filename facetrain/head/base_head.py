@@ -132,8 +132,8 @@ class BaseHead(nn.Module):
         if len(wrong):
             raise DataError(
                 f"label {int(wrong[0])} is outside the {self.num_classes:,} classes of the head (0 to "
-                f"{self.num_classes - 1:,}); {len(wrong):,} labels are invalid; check data.num_classes and the "
-                "dataset"
+                f"{self.num_classes - 1:,}), one of {count_text(len(wrong), 'invalid label')}; check data.num_classes "
+                "and the dataset"
             )
 
     def load_rows(self, read: Callable[[str, int, int], Tensor]) -> None:
