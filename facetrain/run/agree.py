@@ -76,11 +76,12 @@ def agree(ranks: Ranks, request: TrainRequest, lease: Lease, pin: Callable[[str]
         RunError: a file cannot be read or written.
     """
     launchers = sorted({name for name in ranks.gather(ranks.launcher_id) if name})
-    on_leader = list[Any]()  # what only the leader has: the config that it is asked for, then its data
+    asked: AskedConfig | None = None  # of the leader only
+    data: RunData | None = None
 
     def decide_where() -> dict[str, Any]:
+        nonlocal asked
         claim, asked = claim_run(request, ranks, launchers, lease)
-        on_leader.append(asked)
         return claim.model_dump()
 
     claim = Claim.model_validate(ranks.decide(decide_where))
@@ -88,10 +89,10 @@ def agree(ranks: Ranks, request: TrainRequest, lease: Lease, pin: Callable[[str]
     hosts, restarted = _compare_commands(ranks, request, claim, launchers, lease)
 
     def decide_what() -> dict[str, Any]:
-        asked: AskedConfig = on_leader[0]
+        nonlocal data
+        assert asked is not None
         with ranks.outages(DataError):
             plan, data = resolve(request, claim, asked, ranks, hosts, restarted=restarted, pin=pin)
-        on_leader.append(data)
         return plan.model_dump(mode="json", by_alias=True)
 
     plan = RunPlan.model_validate(ranks.decide(decide_what))
@@ -102,7 +103,7 @@ def agree(ranks: Ranks, request: TrainRequest, lease: Lease, pin: Callable[[str]
             allow_code_of(plan.config)
         require_code_allowed(plan.config, f"{plan.folder}/{CONFIG_FILE}")
         with ranks.outages(DataError):
-            data = on_leader[1] if ranks.is_leader else _compare_data(ranks, plan, config)
+            data = data or _compare_data(ranks, plan, config)
     with ranks.failing_together():
         _bring_disk_to(plan, config, ranks, hosts)
     checkpoint = None
