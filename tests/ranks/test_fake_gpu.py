@@ -85,10 +85,11 @@ def train_rank(rank, size, port, folder, config, kernels):
 @pytest.mark.parametrize(
     ("size", "train", "head", "optim", "kernels"),
     [
-        (1, "", "", "muon: {}", OF_THE_HEAD),
+        pytest.param(1, "", "", "muon: {}", OF_THE_HEAD, marks=pytest.mark.long),
         (2, "precision: fp16", "placement: host, sample_rate: 0.5", "", OF_THE_HEAD),
         (3, "precision: bf16", "", "", OF_THE_HEAD),
-        (3, "", "", "name: adamw, lr: 0.001", ()),  # the self-test refuses all kernels
+        # The self-test refuses all kernels.
+        pytest.param(3, "", "", "name: adamw, lr: 0.001", (), marks=pytest.mark.long),
     ],
 )
 @pytest.mark.slow

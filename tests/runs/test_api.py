@@ -40,7 +40,13 @@ print("again in", facetrain.train(config, dataset="faces", train={"max_steps": 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", ["program.py", "-"], ids=["a script", "standard input"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param("program.py", id="a script", marks=pytest.mark.long),
+        pytest.param("-", id="standard input"),
+    ],
+)
 def test_a_program_without_a_guard_trains_with_reading_processes(tmp_path, source):
     (tmp_path / "program.py").write_text(PROGRAM)
     faces = SyntheticFaces(

@@ -45,7 +45,7 @@ def find_and_repeat(rank, size, config, folder, ports):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_nothing_but_the_rate_remains_of_a_range_test(describe, tmp_path, size):
     config = describe(dropout=0.2, sample_rate=0.5, accumulate=2, steps=24, checkpoint="every_steps: 12")
     start_ranks(find_and_repeat, (size, config, tmp_path, free_ports(3)), size)

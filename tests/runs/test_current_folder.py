@@ -42,7 +42,7 @@ def test_a_run_with_relative_paths_is_continued_and_evaluated_from_another_folde
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_parts_in_the_current_folder_are_found_and_its_other_files_replace_no_module(
     processes, describe, tmp_path
 ):

@@ -90,7 +90,7 @@ def test_the_head_is_measured_in_its_variants():
     assert len(variants) == 3 and head["peak_bytes"] > 3000 * 32 * 8
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_backbone_is_measured_with_pytorchs_defaults_and_with_facetrains_settings():
     report = measure_backbones(["plain", "facetrain"], "mbf", batch_size=4, image_size=16, steps=1, rounds=2)
     plain, tuned = report["variants"]["plain"], report["variants"]["facetrain"]

@@ -85,7 +85,17 @@ def test_a_planted_mistake_is_reported_with_its_likely_causes(tmp_path, mistake,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("margin", ["arcface", "cosface", "adaface", "magface", "elastic_arcface", "softmax"])
+@pytest.mark.parametrize(
+    "margin",
+    [
+        "arcface",
+        "adaface",
+        *(
+            pytest.param(name, marks=pytest.mark.long)
+            for name in ("cosface", "magface", "elastic_arcface", "softmax")
+        ),
+    ],
+)
 def test_a_run_that_learns_is_not_reported(tmp_path, margin):
     assert train(tmp_path, margin=margin) is None
 
