@@ -67,7 +67,7 @@ fuzz: $(READY)  ## mutate files for SECONDS (60) per reader; keep those with a n
 interop: $(READY)  ## exchange files with MXNet 1.9.1 and other programs in build/interop*
 	VENV=$(VENV) ./scripts/interop
 
-long: $(READY)  ## run the tests that take minutes: lost ranks and hosts, cut networks, memory of whole runs
+long: $(READY)  ## run tests that take minutes (lost hosts, cut networks, memory), and variants of the slow ones
 	$(BIN)/pytest -m long
 
 soak: $(READY)  ## KILLS (1,000) of runs in all settings, INTERRUPTS (200) by Ctrl-C, DAMAGES (10,000) of run folders
