@@ -44,7 +44,7 @@ test-slow: $(READY)  ## run the other tests: whole runs, many ranks, kernels und
 test-all: $(READY)  ## run both at once, which takes less time
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(WORKERS) --maxschedchunk 1 -m "not long" $(OPTIONS)
 
-coverage: $(READY)  ## print the coverage of the fast tests, which costs half of their time again
+coverage: $(READY)  ## print the coverage of the fast tests, which slows them down
 	$(MAKE) test OPTIONS="--cov --cov-report="
 	$(BIN)/coverage report --format=total
 

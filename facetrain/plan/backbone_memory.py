@@ -76,7 +76,7 @@ def _step_bytes(
 
 
 def forward_bytes(model: ModelSettings, image_size: int, *, batch: int) -> int:
-    """Return the peak of bytes while a backbone embeds a batch in float32, as verification does; kept as the others."""
+    """Return the peak of bytes while a backbone embeds a batch in float32, as verification does; counted once, too."""
     return _forward_bytes(model.model_dump_json(), image_size, batch)
 
 
