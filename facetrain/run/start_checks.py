@@ -9,6 +9,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
+
+from facetrain.backbone.own_network import OwnNetwork
 from facetrain.config.schema import Config
 from facetrain.cpu_cores import usable_cores
 from facetrain.data.dataset import FaceDataset
@@ -55,6 +58,7 @@ def check_start(
         *_check_schedule(config, state.step + steps),
         *_check_effects(config),
         *_check_precision(config, facts),
+        *_check_lengths(state),
         *check_free_space(config, folder, checkpoint_bytes(config, state), steps),
     ]
     _require_renames(folder)
@@ -158,6 +162,27 @@ def _check_precision(config: Config, facts: RunFacts) -> Iterator[str]:
     for suited, fault in unsuited_settings(config, facts):
         if suited.key == "train.precision":
             yield f"train.precision: {fault}; set it to {suited.value}"
+
+
+def _check_lengths(state: TrainState) -> Iterator[str]:
+    """Yield a warning if a network of one's own normalizes its embeddings, and the margin reads their lengths."""
+    network = state.backbone
+    margins = [part.head.margin.name for part in head_parts(state.head) if part.head.needs_norms]
+    if not margins or not isinstance(network, OwnNetwork):
+        return
+    noise = torch.rand(
+        2, 3, network.image_size, network.image_size, generator=torch.Generator().manual_seed(0)
+    )
+    training = network.training
+    with torch.no_grad():
+        length_B = network.eval()(noise.to(state.world.device)).float().norm(dim=1)
+    network.train(training)
+    if torch.allclose(length_B[0], length_B[1], rtol=1e-4):
+        yield (
+            f"head.margin.type: {margins[0]} reads the length of an embedding as the quality of its image, and the "
+            f"network of model.backbone returns embeddings of equal length, {length_B[0]:.4g}; remove the "
+            "normalization at its end, or choose another margin"
+        )
 
 
 def check_free_space(config: Config, folder: Path, size: int, steps: int) -> Iterator[str]:

@@ -6,15 +6,22 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
+from facetrain.backbone.own_network import OwnNetwork
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.config.loading import build_config, load_config
 from facetrain.errors import ConfigError, RunError
+from facetrain.head.build import build_margin
+from facetrain.head.partial_fc import PartialFC
+from facetrain.head.settings import MarginSettings
 from facetrain.run import start_checks
 from facetrain.run.parts.state import check_precision
 from facetrain.run.start_checks import (
     _check_cores,
     _check_learning_rate,
+    _check_lengths,
     _check_people,
     _require_renames,
     check_free_space,
@@ -22,6 +29,7 @@ from facetrain.run.start_checks import (
 from facetrain.run.suited_settings import RunFacts
 from tests.runs.conftest import dataset, describe  # noqa: F401
 from tests.support import training
+from tests.support.world import ONE_RANK
 from tests.unit.plan.helpers import small_config
 
 
@@ -173,3 +181,23 @@ def test_a_value_without_effect_is_reported(value, keys):
     config = build_config({"data": {"train": "x"}}, "x", value.split("; "))
     found = list(start_checks._check_effects(config))
     assert len(found) == len(keys) and all(key in line for key, line in zip(keys, found, strict=True))
+
+
+class Unit(nn.Module):
+    def forward(self, x):
+        return F.normalize(x)
+
+
+@pytest.mark.parametrize(
+    ("margin", "normalizes", "reported"),
+    [("adaface", True, True), ("magface", True, True), ("adaface", False, False), ("cosface", True, False)],
+)
+def test_a_margin_of_lengths_over_normalized_embeddings_is_reported(margin, normalizes, reported):
+    layers = [nn.Flatten(), nn.Linear(3 * 8 * 8, 4), *[Unit()] * normalizes]
+    backbone = OwnNetwork(nn.Sequential(*layers), embedding_size=4, image_size=8)
+    head = PartialFC(build_margin(MarginSettings(type=margin)), 4, 3)
+    state = SimpleNamespace(backbone=backbone.train(), head=head, world=ONE_RANK)
+    warnings = list(_check_lengths(state))
+    assert len(warnings) == reported
+    assert all("embeddings of equal length, 1;" in warning for warning in warnings)
+    assert backbone.training
