@@ -22,11 +22,12 @@ from facetrain.bench.workloads import in_turn
 from facetrain.cpu_cores import usable_cores
 from facetrain.data.images.augment import normalize
 from facetrain.distributed.world import join
+from facetrain.models.embedding_model import EmbeddingModel, open_model
 from facetrain.models.export.example_inputs import example_pixels
 from facetrain.models.export.export import export
 from facetrain.models.export.formats import ExportOptions
 from facetrain.models.inference_network import inference_network
-from facetrain.models.model_file import EmbeddingModel, describe_backbone, open_model
+from facetrain.models.model_file import describe_backbone
 
 RIVAL = "onnxruntime"
 VARIANTS = ("plain", "facetrain", "facetrain_bf16", RIVAL)

@@ -30,7 +30,7 @@ from facetrain.embeddings.image_inputs import (
 )
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import DataError, ImageError, UsageError
-from facetrain.models.model_file import EmbeddingModel, open_model
+from facetrain.models.embedding_model import EmbeddingModel, open_model
 from facetrain.remote.download import local_path
 from facetrain.verify.calibration import Threshold, pick_threshold, stored_thresholds
 from facetrain.verify.evaluate import evaluate as evaluate_model

@@ -22,8 +22,8 @@ from facetrain.text import shell_path
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from facetrain.models.embedding_model import EmbeddingModel
     from facetrain.models.export.formats import Exported
-    from facetrain.models.model_file import EmbeddingModel
 
 _USUAL_COSINE = 0.98
 _NUM_COMPARED, _NUM_QUANTIZED = 100, 256
@@ -70,8 +70,9 @@ def export(
 
     from facetrain.cli.progress_bar import progress_bar
     from facetrain.config.paths import eval_dir_of_run
+    from facetrain.models.embedding_model import open_model
     from facetrain.models.export.export import export as export_model
-    from facetrain.models.model_file import THRESHOLDS_KEY, open_model
+    from facetrain.models.model_file import THRESHOLDS_KEY
 
     row.load()  # a missing package is reported before the network is opened
     opened = open_model(model, torch.device("cpu"))

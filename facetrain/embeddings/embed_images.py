@@ -35,8 +35,8 @@ from facetrain.embeddings.normalization import (
 from facetrain.embeddings.photo_check import PhotoCheck
 from facetrain.errors import DataError, UnreadableError, UsageError
 from facetrain.files import os_errors_as
+from facetrain.models.embedding_model import EmbeddingModel, open_model
 from facetrain.models.inference_network import inference_network
-from facetrain.models.model_file import EmbeddingModel, open_model
 from facetrain.models.onnx_network import OnnxNetwork
 from facetrain.progress import ProgressCallback
 from facetrain.telemetry.log import warn

@@ -20,7 +20,7 @@ from facetrain.data.images.header import IMAGE_SUFFIXES
 from facetrain.data.open_dataset import is_dataset_folder, open_dataset
 from facetrain.errors import UnreadableError
 from facetrain.files import os_errors_as
-from facetrain.models.model_file import EmbeddingModel
+from facetrain.models.embedding_model import EmbeddingModel
 from facetrain.telemetry.log import warn
 from facetrain.text import printable
 

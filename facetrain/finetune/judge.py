@@ -17,7 +17,8 @@ from facetrain.errors import DataError
 from facetrain.finetune.other_people import Harm, OtherPeople, accuracy_of
 from facetrain.finetune.prepare import Bar, Prepared
 from facetrain.models.average_models import average_models
-from facetrain.models.model_file import THRESHOLDS_KEY, open_model, save_model
+from facetrain.models.embedding_model import open_model
+from facetrain.models.model_file import THRESHOLDS_KEY, save_model
 from facetrain.verify.calibrate_model import calibrate_model
 from facetrain.verify.calibration import Threshold
 from facetrain.verify.evaluate import evaluate

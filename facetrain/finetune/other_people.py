@@ -14,7 +14,7 @@ from facetrain.data.synthetic.drawing import draw_jpeg
 from facetrain.distributed.world import join
 from facetrain.embeddings.embed_images import embed_images, open_embedder
 from facetrain.embeddings.inference import Inference
-from facetrain.models.model_file import open_model
+from facetrain.models.embedding_model import open_model
 from facetrain.verify.evaluate import evaluate
 from facetrain.verify.metrics.result import Result
 from facetrain.verify.model_results import ModelResults

@@ -37,16 +37,12 @@ from facetrain.finetune.held_out import (
     split_photos,
     write_photo_pairs,
 )
+from facetrain.models.embedding_model import open_model
+from facetrain.models.identify_backbone import identify_backbone
 from facetrain.models.initialize_from import initialize_backbone
-from facetrain.models.model_file import (
-    GRAPH_SUFFIXES,
-    describe_backbone,
-    identify_backbone,
-    open_model,
-    read_model,
-    save_model,
-)
+from facetrain.models.model_file import describe_backbone, save_model
 from facetrain.models.preprocessing import require_trainable_input
+from facetrain.models.read_model import GRAPH_SUFFIXES, read_model
 from facetrain.progress import ProgressCallback
 from facetrain.run.folder.compatibility import lookup
 from facetrain.run.folder.data_digests import digest_labels, digest_records

@@ -13,17 +13,11 @@ from torch import Tensor
 from facetrain.backbone.base import DEFAULT_IMAGE_SIZE, Backbone
 from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import ModelError
+from facetrain.models.embedding_model import open_model
 from facetrain.models.initialize_from import initialize_backbone
-from facetrain.models.model_file import (
-    GRAPH_SUFFIXES,
-    SOURCES_KEY,
-    STEP_KEY,
-    THRESHOLDS_KEY,
-    open_model,
-    read_model,
-    save_model,
-)
+from facetrain.models.model_file import SOURCES_KEY, STEP_KEY, THRESHOLDS_KEY, save_model
 from facetrain.models.preprocessing import PREPROCESSING, PREPROCESSING_KEY, require_trainable_input
+from facetrain.models.read_model import GRAPH_SUFFIXES, read_model
 
 _MEASURED_KEYS = THRESHOLDS_KEY, STEP_KEY
 """Keys of what holds for one set of weights only."""

@@ -26,20 +26,15 @@ from facetrain.checkpoint.commit import LATEST
 from facetrain.errors import ModelError
 from facetrain.head.class_shard import row_pieces
 from facetrain.head.head_group import Head, HeadPart, head_parts
+from facetrain.models.identify_backbone import identify_backbone
 from facetrain.models.known_identities import IDENTITIES, CenterChoice, Names, choose_centers
 from facetrain.models.layer_graph import LayerGraph
 from facetrain.models.match_weights import calibrate_norms, match_weights
-from facetrain.models.model_file import (
-    GRAPH_SUFFIXES,
-    identify_backbone,
-    open_checkpoint,
-    read_model,
-    warn_of_other_code,
-)
 from facetrain.models.mxnet_network import open_mxnet
 from facetrain.models.onnx_layers import read_onnx_layers
 from facetrain.models.preprocessing import require_trainable_input
 from facetrain.models.published_weights import stated_statistics
+from facetrain.models.read_model import GRAPH_SUFFIXES, open_checkpoint, read_model, warn_of_other_code
 from facetrain.models.weight_files import load_weights_into, load_without_code, require_stored
 
 _ADAFACE_CENTERS = "head.kernel"

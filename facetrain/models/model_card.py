@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from facetrain.models.model_file import EmbeddingModel
+from facetrain.models.embedding_model import EmbeddingModel
 from facetrain.text import printable
 
 _TO_FILL_IN = "_to be filled in by the publisher of the model_"

@@ -12,7 +12,7 @@ import torch
 from facetrain.config.schema import Config
 from facetrain.errors import ConfigError
 from facetrain.head.settings import HeadSettings
-from facetrain.models.model_file import open_model
+from facetrain.models.embedding_model import open_model
 from facetrain.plan.backbone_memory import backbone_memory, embedding_bytes, forward_bytes
 from facetrain.plan.head_memory import HeadLoad, HeadMemory, head_memory
 from facetrain.remote.download import local_path

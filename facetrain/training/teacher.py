@@ -17,7 +17,7 @@ from torch import Tensor
 from facetrain.checkpoint.manifest import sha256_of
 from facetrain.data.images.augment import normalize
 from facetrain.data.loading.loader import Batch
-from facetrain.models.model_file import EmbeddingModel
+from facetrain.models.embedding_model import EmbeddingModel
 
 
 class Teacher(Protocol):

@@ -20,15 +20,10 @@ from facetrain.embeddings.image_inputs import LazySequence, image_location, read
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import DataError, PairsError, UsageError
 from facetrain.files import write_fault
-from facetrain.models.model_file import (
-    GRAPH_SUFFIXES,
-    THRESHOLDS_KEY,
-    EmbeddingModel,
-    newest_model_file,
-    open_model,
-    save_model,
-)
+from facetrain.models.embedding_model import EmbeddingModel, open_model
+from facetrain.models.model_file import THRESHOLDS_KEY, newest_model_file, save_model
 from facetrain.models.onnx_network import copy_with_metadata, has_external_data
+from facetrain.models.read_model import GRAPH_SUFFIXES
 from facetrain.models.weight_files import METADATA_KEY, read_weights
 from facetrain.progress import ProgressCallback
 from facetrain.verify.calibration import (

@@ -15,7 +15,7 @@ from facetrain.embeddings.embed_images import open_embedder
 from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import ModelError, UsageError
-from facetrain.models.model_file import EmbeddingModel, open_model
+from facetrain.models.embedding_model import EmbeddingModel, open_model
 from facetrain.progress import ProgressCallback
 from facetrain.verify.metrics.result import Result
 from facetrain.verify.model_results import ModelResults

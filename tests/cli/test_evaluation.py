@@ -14,7 +14,7 @@ from facetrain.data.formats.bin import write_bin
 from facetrain.data.formats.bin_tables import write_subjects
 from facetrain.embeddings.embedding_files import open_embeddings, save_embeddings
 from facetrain.errors import RunError, UsageError
-from facetrain.models.model_file import open_model
+from facetrain.models.embedding_model import open_model
 from facetrain.verify import evaluate as evaluation
 from facetrain.verify.calibration import MAX_IMAGES
 from facetrain.verify.output import report

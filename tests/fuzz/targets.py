@@ -41,8 +41,9 @@ from facetrain.errors import (
     PairsError,
     RecordError,
 )
-from facetrain.models import model_file
+from facetrain.models import embedding_model, read_model
 from facetrain.models.initialize_from import initialize_backbone
+from facetrain.models.model_file import THRESHOLDS_KEY
 from facetrain.models.mxnet_network import open_mxnet
 from facetrain.models.published_weights import convert_published
 from facetrain.models.weight_files import read_weights
@@ -119,11 +120,12 @@ def _open_described(path: Path) -> None:
     data = path.read_bytes()
     if data[:1] == b"f":
         write_input(str(path), data[1:])
-        model_file.open_model(path, torch.device("cpu"))
+        embedding_model.open_model(path, torch.device("cpu"))
         return
     weights, metadata = _seed_weights(), {"facetrain": data.decode(errors="replace")}
-    with patch.multiple(model_file, read_weights=lambda path: (weights, metadata), **_builders()):
-        model_file.open_model(path, torch.device("cpu"))
+    files = patch.object(read_model, "read_weights", lambda path: (weights, metadata))
+    with files, patch.multiple(embedding_model, **_builders()):
+        embedding_model.open_model(path, torch.device("cpu"))
 
 
 @lru_cache
@@ -135,7 +137,7 @@ def _seed_weights() -> dict[str, torch.Tensor]:
 
 @lru_cache
 def _builders() -> dict[str, Callable[..., Backbone]]:
-    return {name: _build_once(getattr(model_file, name)) for name in ("build_on_meta", "build_backbone")}
+    return {name: _build_once(getattr(embedding_model, name)) for name in ("build_on_meta", "build_backbone")}
 
 
 def _build_once(build: Callable[..., Backbone]) -> Callable[..., Backbone]:
@@ -154,7 +156,7 @@ def _read_thresholds(path: Path) -> None:
         metadata = json.loads(path.read_bytes())
     except (ValueError, RecursionError):
         return
-    stored_thresholds({model_file.THRESHOLDS_KEY: metadata}, path)
+    stored_thresholds({THRESHOLDS_KEY: metadata}, path)
 
 
 def _read_names(path: Path) -> str:

@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 from facetrain.backbone.zoo import build_backbone
 from facetrain.config.loading import load_config
 from facetrain.errors import ModelError
+from facetrain.models.embedding_model import open_model
 from facetrain.models.initialize_from import initialize_backbone
-from facetrain.models.model_file import open_model
 from tests.runs.conftest import dataset  # noqa: F401
 from tests.support import training
 from tests.support.made_weights import images, weight_of

@@ -21,8 +21,9 @@ from safetensors.torch import save_file
 
 from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import ModelError
+from facetrain.models.embedding_model import open_model
+from facetrain.models.identify_backbone import identify_backbone
 from facetrain.models.initialize_from import initialize_backbone
-from facetrain.models.model_file import identify_backbone, open_model
 from facetrain.models.published_weights import TIMM_FACES, convert_published
 from facetrain.models.weight_files import read_weights
 from tests.support.made_weights import DEPTHS, images, ir_layout, noise, weight_of

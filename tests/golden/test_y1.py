@@ -7,8 +7,8 @@ from facetrain.backbone.zoo import build_backbone
 from facetrain.data.images.augment import normalize
 from facetrain.data.images.decode import decode_rgb
 from facetrain.embeddings.inference import Inference
+from facetrain.models.embedding_model import open_model
 from facetrain.models.initialize_from import initialize_backbone
-from facetrain.models.model_file import open_model
 from facetrain.verify.evaluate import evaluate
 from facetrain.verify.protocol_options import EvaluationOptions
 from facetrain.verify.sets.pair_set import load_pair_sets

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from facetrain.backbone.zoo import build_backbone
-from facetrain.models.model_file import describe_backbone, open_model, save_model
+from facetrain.models.embedding_model import open_model
+from facetrain.models.model_file import describe_backbone, save_model
 from tests.support.command import environment
 from tests.support.mxnet_files import randomize
 

@@ -35,7 +35,7 @@ from facetrain.backbone.zoo import build_backbone
 from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.config.loading import load_config
 from facetrain.distributed import collectives
-from facetrain.models.model_file import open_model
+from facetrain.models.embedding_model import open_model
 from tests.runs.conftest import dataset  # noqa: F401
 from tests.support import training
 from tests.support.ranks import run_ranks

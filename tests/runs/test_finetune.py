@@ -11,9 +11,9 @@ import yaml
 from torch import nn
 
 from facetrain.backbone.zoo import build_backbone
+from facetrain.models.embedding_model import open_model
 from facetrain.models.export.export import export
 from facetrain.models.export.formats import ExportOptions
-from facetrain.models.model_file import open_model
 from tests.support.command import facetrain, output_of, refusal, start
 from tests.support.models import write_model
 from tests.support.runs import wait_for_step

@@ -13,8 +13,8 @@ from facetrain.checkpoint.load import Checkpoint
 from facetrain.cli.app import _exit_with_error
 from facetrain.counter_rng import uniform
 from facetrain.errors import ConfigError
+from facetrain.models.embedding_model import open_model
 from facetrain.models.initialize_from import initialize_backbone
-from facetrain.models.model_file import open_model
 from facetrain.telemetry.jsonl import read_jsonl
 from tests.support.command import facetrain
 from tests.support.models import write_model

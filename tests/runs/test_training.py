@@ -9,7 +9,7 @@ import torch
 
 from facetrain.checkpoint.commit import complete_steps
 from facetrain.checkpoint.load import Checkpoint
-from facetrain.models.model_file import open_model
+from facetrain.models.embedding_model import open_model
 from facetrain.telemetry.jsonl import read_jsonl
 from tests.support.checkpoints import flip_a_bit
 from tests.support.command import facetrain, start

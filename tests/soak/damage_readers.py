@@ -13,7 +13,7 @@ import torch
 from facetrain.checkpoint.commit import complete_steps, step_folder
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.config.loading import load_config
-from facetrain.models.model_file import open_model
+from facetrain.models.embedding_model import open_model
 from facetrain.run.report.list_runs import list_runs
 from facetrain.run.report.page import write_run_report
 

@@ -31,7 +31,7 @@ from facetrain.data.formats.bin import read_bin
 from facetrain.data.images.decode import decode_rgb, encode_jpeg
 from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import FacetrainError
-from facetrain.models.model_file import open_model
+from facetrain.models.embedding_model import open_model
 from facetrain.models.weight_files import read_weights
 from facetrain.verify.score_files import read_scores
 from tests.support.embeddings import load_rows

@@ -13,7 +13,7 @@ from facetrain.backbone.zoo import build_backbone
 from facetrain.data.formats.bin import write_bin
 from facetrain.embeddings.embed_images import embed_input
 from facetrain.embeddings.inference import Inference
-from facetrain.models.model_file import open_model
+from facetrain.models.embedding_model import open_model
 from facetrain.run.parts.teacher_embeddings import write_teacher_embeddings
 from tests.support.datasets import encoded_image, write_records
 from tests.support.models import SMALL, write_model

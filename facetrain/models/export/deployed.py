@@ -8,8 +8,9 @@ import json
 
 from torch import Tensor, nn
 
+from facetrain.models.embedding_model import EmbeddingModel
 from facetrain.models.export.formats import ExportOptions
-from facetrain.models.model_file import CONFIG_KEY, SOURCES_KEY, EmbeddingModel
+from facetrain.models.model_file import CONFIG_KEY, SOURCES_KEY
 from facetrain.models.preprocessing import PREPROCESSING_KEY, RAW_PIXELS
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from facetrain.data.images.decode import decode_rgb, resize_square
 from facetrain.data.synthetic.drawing import draw_jpeg
+from facetrain.models.embedding_model import EmbeddingModel
 from facetrain.models.export.formats import ExportOptions
-from facetrain.models.model_file import EmbeddingModel
 
 _CALIBRATION_FACES = 256
 """Faces that are drawn to calibrate an int8 file if no images are given."""

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from facetrain.errors import ModelError, RunError
 from facetrain.files import error_as, sync_file, sync_folder
+from facetrain.models.embedding_model import EmbeddingModel
 from facetrain.models.export.deployed import Deployed
 from facetrain.models.export.example_inputs import example_pixels, inputs_of_file, split_images
 from facetrain.models.export.formats import (
@@ -27,7 +28,6 @@ from facetrain.models.export.formats import (
     Runtime,
     Similarity,
 )
-from facetrain.models.model_file import EmbeddingModel
 from facetrain.models.onnx_network import OnnxNetwork
 from facetrain.progress import ProgressCallback, ignore_progress
 

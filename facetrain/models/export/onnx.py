@@ -20,12 +20,13 @@ from torch import Tensor
 from facetrain.errors import ModelError
 from facetrain.files import error_reason
 from facetrain.models.checksum import CHECKSUM_KEY, checksum_of_onnx
+from facetrain.models.embedding_model import EmbeddingModel
 from facetrain.models.export.deployed import Deployed, file_metadata
 from facetrain.models.export.example_inputs import example_pixels, inputs_of_file, split_images
 from facetrain.models.export.formats import ExportOptions, Runtime
 from facetrain.models.int8.onnx_file import INPUT, OUTPUT, int8_model
 from facetrain.models.int8.quantize import folded_network, quantize
-from facetrain.models.model_file import THRESHOLDS_KEY, EmbeddingModel
+from facetrain.models.model_file import THRESHOLDS_KEY
 from facetrain.models.onnx_network import LANDMARKS_INPUT
 
 _INPUTS = INPUT, LANDMARKS_INPUT

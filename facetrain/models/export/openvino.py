@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from facetrain.models.embedding_model import EmbeddingModel
 from facetrain.models.export.deployed import file_metadata
 from facetrain.models.export.formats import ExportOptions, Runtime
 from facetrain.models.export.onnx import write_float_graph
-from facetrain.models.model_file import EmbeddingModel
 
 
 def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Runtime:

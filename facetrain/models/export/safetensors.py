@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from facetrain.errors import ModelError
+from facetrain.models.embedding_model import EmbeddingModel
 from facetrain.models.export.formats import ExportOptions, Runtime
-from facetrain.models.model_file import EmbeddingModel, write_model
+from facetrain.models.model_file import write_model
 
 
 def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Runtime | None:

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from facetrain.files import error_reason
+from facetrain.models.embedding_model import EmbeddingModel
 from facetrain.models.export.example_inputs import example_landmarks
 from facetrain.models.export.formats import ExportOptions, Runtime
-from facetrain.models.model_file import EmbeddingModel
 
 
 def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Runtime:

@@ -23,7 +23,8 @@ from facetrain.data.mixture import MixtureDataset
 from facetrain.data.remote_dataset import object_versions
 from facetrain.errors import ConfigError, ModelError, UnreadableError
 from facetrain.files import os_errors_as
-from facetrain.models.model_file import newest_model_file, open_checkpoint
+from facetrain.models.model_file import newest_model_file
+from facetrain.models.read_model import open_checkpoint
 from facetrain.remote.download import local_path
 from facetrain.training.teacher_cache import cache_digest
 from facetrain.verify.sets.pair_set import PairSet

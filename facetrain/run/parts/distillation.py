@@ -9,7 +9,7 @@ from facetrain.counter_rng import key_of
 from facetrain.data.dataset import FaceDataset
 from facetrain.distributed.world import World
 from facetrain.head.head_group import Head, head_parts
-from facetrain.models.model_file import open_model
+from facetrain.models.embedding_model import open_model
 from facetrain.remote.download import local_path
 from facetrain.run.parts.head import build_teacher_centers
 from facetrain.run.parts.loader import build_augment

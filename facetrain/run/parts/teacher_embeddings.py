@@ -20,7 +20,7 @@ from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.embeddings.image_inputs import input_landmarks, read_input
 from facetrain.embeddings.inference import Inference
 from facetrain.embeddings.normalization import require_finite
-from facetrain.models.model_file import open_model
+from facetrain.models.embedding_model import open_model
 from facetrain.progress import ProgressCallback
 from facetrain.remote.download import local_path
 from facetrain.run.folder.data_digests import digest_labels

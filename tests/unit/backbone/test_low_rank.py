@@ -17,8 +17,8 @@ from facetrain.backbone.zoo import build_backbone
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.config.loading import load_config
 from facetrain.errors import ConfigError, ModelError
+from facetrain.models.embedding_model import open_model
 from facetrain.models.inference_network import inference_network
-from facetrain.models.model_file import open_model
 from tests.runs.conftest import dataset  # noqa: F401
 from tests.support import training
 

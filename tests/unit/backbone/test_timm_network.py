@@ -5,8 +5,9 @@ import torch
 
 from facetrain.backbone.zoo import build_backbone, build_on_meta
 from facetrain.errors import ModelError
+from facetrain.models.embedding_model import open_model
 from facetrain.models.initialize_from import initialize_backbone
-from facetrain.models.model_file import describe_backbone, open_model, save_model
+from facetrain.models.model_file import describe_backbone, save_model
 
 timm = pytest.importorskip("timm", reason="timm is not installed")
 

@@ -15,8 +15,8 @@ from facetrain.embeddings.gallery_search import search_gallery
 from facetrain.embeddings.inference import Inference
 from facetrain.embeddings.normalization import l2_normalize
 from facetrain.errors import DataError
+from facetrain.models.embedding_model import open_model
 from facetrain.models.export.export import ExportOptions, export
-from facetrain.models.model_file import open_model
 from tests.support.faces import face
 from tests.support.models import write_model
 

@@ -12,7 +12,8 @@ from facetrain.finetune.held_out import write_photo_pairs
 from facetrain.finetune.judge import SHARES, describe, headline, judge
 from facetrain.finetune.other_people import Harm
 from facetrain.finetune.prepare import Prepared, Workplace, backbone_of
-from facetrain.models.model_file import MODEL_FILE, open_model
+from facetrain.models.embedding_model import open_model
+from facetrain.models.model_file import MODEL_FILE
 from facetrain.verify.metrics.result import Result
 from facetrain.verify.model_results import ModelResults
 from tests.support.faces import face

@@ -8,7 +8,8 @@ import torch
 from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import ModelError
 from facetrain.models.average_models import average_models
-from facetrain.models.model_file import describe_backbone, open_model, save_model
+from facetrain.models.embedding_model import open_model
+from facetrain.models.model_file import describe_backbone, save_model
 from tests.support.command import refusal
 from tests.support.models import write_model
 from tests.support.mxnet_files import randomize, write_iresnet

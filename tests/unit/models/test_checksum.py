@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from facetrain.errors import ModelError
 from facetrain.models.checksum import CHECKSUM_KEY, checksum_of, checksum_of_onnx
-from facetrain.models.model_file import open_model
+from facetrain.models.embedding_model import open_model
 from facetrain.models.onnx_layers import read_onnx_layers
 
 CPU = torch.device("cpu")

@@ -10,7 +10,8 @@ from safetensors.torch import save_file
 from facetrain.backbone.zoo import build_on_meta
 from facetrain.data.formats.bin import write_bin
 from facetrain.errors import ModelError
-from facetrain.models.model_file import describe_backbone, open_model, save_model
+from facetrain.models.embedding_model import open_model
+from facetrain.models.model_file import describe_backbone, save_model
 from facetrain.models.preprocessing import PREPROCESSING
 from facetrain.models.weight_files import read_weights
 

@@ -10,8 +10,8 @@ from facetrain.backbone.zoo import build_backbone
 from facetrain.distributed import collectives
 from facetrain.distributed.sync_batch_norm import use_sync_batch_norm
 from facetrain.errors import ModelError
+from facetrain.models.embedding_model import open_model
 from facetrain.models.inference_network import BLOCK, FoldedNetwork, inference_network
-from facetrain.models.model_file import open_model
 from tests.support.mxnet_files import randomize, write_iresnet
 
 CPU = torch.device("cpu")

@@ -16,7 +16,8 @@ from facetrain.models.initialize_from import (
     read_centers,
 )
 from facetrain.models.known_identities import Names
-from facetrain.models.model_file import describe_backbone, read_model, save_model
+from facetrain.models.model_file import describe_backbone, save_model
+from facetrain.models.read_model import read_model
 from tests.support.heads import make_head, margin_settings
 from tests.support.snapshots import snapshot
 

@@ -9,10 +9,10 @@ from facetrain.backbone.registry import IRESNET_LAYERS
 from facetrain.backbone.zoo import build_backbone
 from facetrain.data.images.augment import normalize
 from facetrain.errors import ModelError
+from facetrain.models.embedding_model import open_model
 from facetrain.models.export.export import export
 from facetrain.models.export.formats import ExportOptions
 from facetrain.models.initialize_from import initialize_backbone
-from facetrain.models.model_file import open_model
 from tests.support.models import write_model
 from tests.support.mxnet_files import randomize, write_iresnet
 

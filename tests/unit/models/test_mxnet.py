@@ -7,7 +7,7 @@ import torch
 from facetrain.backbone.registry import IRESNET_LAYERS
 from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import ModelError
-from facetrain.models.model_file import open_model
+from facetrain.models.embedding_model import open_model
 from facetrain.models.mxnet_network import open_mxnet
 from facetrain.models.mxnet_params import read_params
 from facetrain.models.mxnet_symbol import read_symbol

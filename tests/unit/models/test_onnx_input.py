@@ -13,7 +13,7 @@ from facetrain.embeddings.embed_images import embed_input
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import ModelError, UsageError
 from facetrain.models import onnx_constants, onnx_limits
-from facetrain.models.model_file import open_model
+from facetrain.models.embedding_model import open_model
 from facetrain.models.onnx_layers import read_onnx_layers
 from facetrain.verify.evaluate import evaluate
 from tests.support.faces import face

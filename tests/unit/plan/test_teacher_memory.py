@@ -6,7 +6,8 @@ import torch
 from facetrain.backbone.settings import LoraSettings, ModelSettings
 from facetrain.backbone.zoo import build_backbone
 from facetrain.head.settings import HeadSettings
-from facetrain.models.model_file import describe_backbone, open_model, save_model
+from facetrain.models.embedding_model import open_model
+from facetrain.models.model_file import describe_backbone, save_model
 from facetrain.optim.settings import OptimSettings
 from facetrain.plan.backbone_memory import backbone_memory, embedding_bytes
 from facetrain.plan.forecast import forecast

@@ -21,7 +21,8 @@ from facetrain.errors import (
     RunError,
     UsageError,
 )
-from facetrain.models.model_file import open_model, read_model
+from facetrain.models.embedding_model import open_model
+from facetrain.models.read_model import read_model
 from facetrain.telemetry.jsonl import read_jsonl
 from facetrain.telemetry.log import stop_logging
 from tests.runs.conftest import dataset  # noqa: F401

@@ -10,7 +10,8 @@ from facetrain.backbone.zoo import build_backbone
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.data.images.augment import normalize
 from facetrain.errors import CheckpointError, ConfigError
-from facetrain.models.model_file import EmbeddingModel, describe_backbone, open_model, save_model
+from facetrain.models.embedding_model import EmbeddingModel, open_model
+from facetrain.models.model_file import describe_backbone, save_model
 from facetrain.training.distillation import Distillation, cosine_loss
 from facetrain.training.teacher import LiveTeacher, digest_model
 from tests.runs.conftest import train_and_resume

@@ -19,7 +19,7 @@ from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import CheckpointError, ConfigError, DataError
-from facetrain.models.model_file import open_model
+from facetrain.models.embedding_model import open_model
 from facetrain.run.folder.data_digests import digest_inputs, digest_labels
 from facetrain.run.parts.distillation import build_distillation
 from facetrain.run.parts.step_schedule import schedule_steps

@@ -11,9 +11,9 @@ from facetrain.data.formats.recordio import RecordHeader, RecordWriter
 from facetrain.data.open_dataset import open_dataset
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import DataError, ModelError, UsageError
+from facetrain.models.embedding_model import open_model
 from facetrain.models.export.export import export
 from facetrain.models.export.formats import ExportOptions
-from facetrain.models.model_file import open_model
 from facetrain.verify import calibration, training_images
 from facetrain.verify.calibrate_model import calibrate_model
 from facetrain.verify.calibration import calibrate, pick_threshold, sampled_images, stored_thresholds

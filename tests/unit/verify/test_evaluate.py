@@ -11,7 +11,7 @@ from facetrain.data.open_dataset import open_dataset
 from facetrain.data.pair_folds import fold_order
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import ModelError, UsageError
-from facetrain.models.model_file import open_model
+from facetrain.models.embedding_model import open_model
 from facetrain.verify import training_images
 from facetrain.verify.evaluate import evaluate, evaluate_scores
 from facetrain.verify.metrics.fold_accuracy import fold_accuracy

@@ -22,10 +22,10 @@ from facetrain.embeddings.image_inputs import input_landmarks, read_input
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import DataError, ModelError
 from facetrain.face_landmarks import ARCFACE_TEMPLATE, NORMALIZED_TEMPLATE
+from facetrain.models.embedding_model import EmbeddingModel, open_model
 from facetrain.models.export.export import export
 from facetrain.models.export.formats import ExportOptions
 from facetrain.models.inference_network import inference_network
-from facetrain.models.model_file import EmbeddingModel, open_model
 from facetrain.verify.metrics.draws import Draws
 from facetrain.verify.pair_protocol import verification_result
 from facetrain.verify.protocol_options import EvaluationOptions

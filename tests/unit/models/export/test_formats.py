@@ -12,9 +12,9 @@ import torch
 
 from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import ModelError, RunError
+from facetrain.models.embedding_model import open_model
 from facetrain.models.export.export import export
 from facetrain.models.export.formats import FORMATS, ExportOptions
-from facetrain.models.model_file import open_model
 from facetrain.models.onnx_network import OnnxNetwork
 from tests.support.models import SMALL, write_model
 from tests.support.mxnet_files import randomize

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from facetrain.errors import ModelError, RunError
+from facetrain.models.embedding_model import EmbeddingModel, open_model
 from facetrain.models.export import export as export_module
 from facetrain.models.export import onnx as onnx_format
 from facetrain.models.export.export import export
 from facetrain.models.export.formats import ExportOptions
-from facetrain.models.model_file import EmbeddingModel, open_model
 from facetrain.models.preprocessing import RAW_PIXELS
 from tests.support.models import write_model
 

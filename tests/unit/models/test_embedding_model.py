@@ -11,8 +11,9 @@ from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.errors import ModelError
 from facetrain.finetune.prepare import backbone_of
 from facetrain.models.average_models import average_models
+from facetrain.models.embedding_model import open_model
 from facetrain.models.initialize_from import initialize_backbone
-from facetrain.models.model_file import describe_backbone, open_model, save_model
+from facetrain.models.model_file import describe_backbone, save_model
 from facetrain.models.weight_files import load_weights_into, read_weights
 from tests.support.models import SMALL, write_model
 from tests.support.snapshots import snapshot

@@ -1,0 +1,129 @@
+"""Weights and description of a network, read from a model file, a run, a checkpoint or a file of another program."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from facetrain import own_parts
+from facetrain.backbone.low_rank import merge_adapters
+from facetrain.checkpoint.commit import CHECKPOINTS, LATEST
+from facetrain.checkpoint.load import Checkpoint
+from facetrain.checkpoint.manifest import MANIFEST
+from facetrain.errors import CheckpointError, ModelError, NoCheckpointError
+from facetrain.files import parse_json
+from facetrain.models.identify_backbone import stored_embedding_size
+from facetrain.models.model_file import CODE_KEY, MODEL_FILE, STEP_KEY, newest_model_file
+from facetrain.models.preprocessing import FRACTIONS, PREPROCESSING_KEY
+from facetrain.models.weight_files import FRACTIONS_KEY, METADATA_KEY, ORIGIN_KEY, read_weights
+from facetrain.telemetry.log import warn
+
+GRAPH_SUFFIXES = (".onnx", ".params", ".json")
+"""Suffixes of ONNX and MXNet files, whose networks are graphs and no backbones."""
+_MODEL_SUFFIXES = ("-symbol.json", ".ckpt", ".onnx", ".pt", ".pth", ".safetensors")
+
+
+def read_model(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
+    """Return the state dict of the backbone in any input of `open_model` but a graph, its description, and its origin.
+
+    The description of a file of another program is empty, or has `ORIGIN_KEY`, with `preprocessing` if it is another
+    one than that of our backbones. The origin is a path, for messages.
+
+    Raises:
+        ModelError: the file is missing or damaged.
+        CheckpointError: the checkpoint is damaged, or the folder has none.
+    """
+    if path.name == LATEST and path.is_file():
+        path = Checkpoint.open(path).folder
+    if path.is_dir() and (file := newest_model_file(path)):
+        _warn_of_damaged_checkpoint(path)
+        path = file
+    if not path.is_dir():
+        return _read_file(path)
+    checkpoint = open_checkpoint(path)
+    weights, description = checkpoint.replicated("backbone."), checkpoint.meta.get("model", {})
+    origin = str(checkpoint.folder)
+    _require_described(description, origin)
+    return merge_adapters(weights, origin), description | {STEP_KEY: checkpoint.step}, origin
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """Open a checkpoint, or the newest checkpoint of a run.
+
+    Raises:
+        ModelError: the folder has none, but it has model files; the message names them.
+        CheckpointError: the checkpoint is damaged, or the folder has none.
+    """
+    try:
+        return Checkpoint.open(folder)
+    except CheckpointError as error:
+        if not folder.is_dir():  # the file `latest` of a run
+            raise
+        names = sorted(path.name for path in folder.iterdir() if path.name.endswith(_MODEL_SUFFIXES))
+        if not names or (folder / CHECKPOINTS).exists() or (folder / MANIFEST).exists():
+            raise
+        raise ModelError(
+            f"{folder}: is not a run or a checkpoint, but contains {', '.join(names[:3])}; give the path of the file"
+        ) from error
+
+
+def warn_of_other_code(description: dict[str, Any], origin: str) -> None:
+    """Warn if a network of one's own was trained with another source than this process has imported.
+
+    Its weights may fit all the same, and give other embeddings.
+    """
+    name, trained = str(description.get("backbone", {}).get("name")), description.get(CODE_KEY)
+    imported = own_parts.source_digest(name)
+    if trained and imported and imported != trained:
+        warn(
+            f"{origin}: was trained with another version of the file that defines {name}; if the network has changed, "
+            "restore that file"
+        )
+
+
+def _read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
+    weights, metadata = read_weights(path)
+    try:
+        description = parse_json(metadata.get(METADATA_KEY, "{}"))
+        if not isinstance(description, dict):
+            raise ValueError("is no object")
+    except ValueError as error:
+        raise ModelError(f"{path}: its metadata {METADATA_KEY} is not a JSON object") from error
+    _require_described(description, str(path))
+    if description:
+        return weights, description, str(path)
+    return _without_centers(weights), _describe_converted(metadata), str(path)
+
+
+def _without_centers(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Leave out the class centers that TopoFR saves among the weights of its network: `weight`, (classes, D)."""
+    centers, size = weights.get("weight"), stored_embedding_size(weights)
+    if centers is None or size is None or centers.shape[1:] != (size,):
+        return weights
+    return {name: tensor for name, tensor in weights.items() if tensor is not centers}
+
+
+def _describe_converted(metadata: dict[str, str]) -> dict[str, Any]:
+    """Return the description of weights of another program; see `read_weights` for the metadata."""
+    origin = {key: metadata[key] for key in metadata.keys() & {ORIGIN_KEY}}
+    return origin | ({PREPROCESSING_KEY: FRACTIONS} if FRACTIONS_KEY in metadata else {})
+
+
+def _require_described(description: Any, origin: str) -> None:
+    if not isinstance(description, dict) or not isinstance(description.get("backbone", {}), dict):
+        raise ModelError(f"{origin}: has no valid description of its network")
+
+
+def _warn_of_damaged_checkpoint(run: Path) -> None:
+    """Warn if the newest checkpoint of a run is damaged, as far as its manifest and the sizes of its files show it.
+
+    The model file beside it has its own checksum and is read, but the run could not be continued.
+    """
+    try:
+        Checkpoint.open(run).verify_sizes()
+    except NoCheckpointError:
+        return
+    except CheckpointError as error:
+        warn(f"{error}; {MODEL_FILE} of the run is used")
