@@ -21,8 +21,8 @@ from facetrain.text import printable
 SCHEMES = ("hf", "https", "s3", "gs")
 _THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>]*(?<![,:;)])")
-"""Address in a text, without the punctuation after it."""
+_IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"<>]*(?<![,:;)'])")
+"""Address in a text, without the punctuation after it. An apostrophe may be a part of it, or a quote around it."""
 
 
 def is_remote(text: str) -> bool:
@@ -42,7 +42,7 @@ def public(text: str) -> str:
 
 def has_secrets(url: str) -> bool:
     """Return whether an address has a user, a password or a query, which may be the signature of a request."""
-    return is_remote(url) and without_secrets(url) != url.partition("#")[0]
+    return is_remote(url) and _public_part(url) != url.partition("#")[0]
 
 
 def is_read_in_place(text: str) -> bool:
@@ -79,7 +79,7 @@ def without_version(text: str) -> str:
         return text
     name = text.partition("#")[0]
     path, at, revision = name.rpartition("@")
-    return path if at and scheme(text) == "hf" and "/" in path and "/" not in revision else name
+    return path if at and scheme(text) == "hf" and "/" not in revision else name
 
 
 def scheme(url: str) -> str:

@@ -1,11 +1,27 @@
 import pytest
 
 from facetrain.errors import UsageError
-from facetrain.remote.address import has_secrets, is_remote, require_supported, without_secrets
+from facetrain.remote.address import (
+    has_secrets,
+    is_read_in_place,
+    is_remote,
+    public,
+    require_supported,
+    without_secrets,
+    without_version,
+)
 
 
 @pytest.mark.parametrize(
-    "url", ["hf://org/repo", "https://host/a", "http://127.0.0.1:1/a", "s3://b/k", "gs://b"]
+    "url",
+    [
+        "hf://org/repo@main",
+        "HTTPS://host/a",
+        "http://127.0.0.1:1/a",
+        "http://[::1]:1/a",
+        "s3://b/k",
+        "gs://b",
+    ],
 )
 def test_addresses_are_no_local_paths(url):
     assert is_remote(url)
@@ -27,8 +43,10 @@ def test_other_texts_are_local_paths(path):
         ("http://127.0.0.1.example.com/a", "not encrypted"),
         ("https:///a", "names no host"),
         ("s3://", "names no host"),
+        ("https://:443/a", "names no host"),
         ("https://user:pass/word@host/a", "not a valid address"),
         ("s3://id:password@bucket/a", "give them by the environment"),
+        ("gs://id:password@bucket/a", "give them by the environment"),
         ("https://[::1/a", "not a valid address"),
     ],
 )
@@ -47,6 +65,8 @@ def test_an_address_that_cannot_be_used_is_refused_without_its_secrets(url, word
         ("https://user:sec/ret@host/a", "https://..."),
         ("hf://org/repo/file@main", "hf://org/repo/file@main"),
         ("read 'https://u:secret@h/a?b' and s3://b/c", "read 'https://h/a' and s3://b/c"),
+        ("no such files: ['https://h/a?sig=secret', '/b']", "no such files: ['https://h/a', '/b']"),
+        ("https://h/o'brien?sig=secret", "https://h/o'brien"),
         ("failed (https://h/a?sig=secret); again", "failed (https://h/a); again"),
         ("https://u:secret@h/a?sig=secret: no such file", "https://h/a: no such file"),
         ("a/local/path?x", "a/local/path?x"),
@@ -58,6 +78,29 @@ def test_secrets_are_removed_from_texts(text, public):
 
 def test_signed_addresses_are_known():
     assert has_secrets("https://host/a?sig=1") and has_secrets("s3://key:word@bucket/a")
-    assert (
-        not has_secrets("https://host/a") and not has_secrets("hf://org/repo@main") and not has_secrets("a?b")
-    )
+    assert has_secrets("https://host/o'brien?sig=1") and has_secrets("https://host/two words?sig=1")
+    for text in ("https://host/a", f"https://host/a#sha256={64 * '0'}", "hf://org/repo@main", "a?b"):
+        assert not has_secrets(text)
+
+
+@pytest.mark.parametrize(
+    ("address", "rest"),
+    [
+        ("hf://org/repo/file@main", "hf://org/repo/file"),
+        ("HF://org/repo@main", "HF://org/repo"),
+        ("hf://org/repo@main/file", "hf://org/repo@main/file"),
+        ("https://host/a@b#sha256=0", "https://host/a@b"),
+        ("a/local@path#1", "a/local@path#1"),
+    ],
+)
+def test_a_revision_and_a_checksum_are_left_out_of_an_address(address, rest):
+    assert without_version(address) == rest
+
+
+def test_a_message_shows_no_control_characters_of_an_address():
+    assert "\x1b" not in public("https://host/a\x1b[2J")
+
+
+def test_object_stores_alone_are_read_in_place():
+    assert all(map(is_read_in_place, ("s3://b/k", "GS://b/k")))
+    assert not any(map(is_read_in_place, ("https://host/a", "hf://org/repo", "s3/b")))
