@@ -16,6 +16,7 @@ class WeightsAndBiases:
 
         Raises:
             UsageError: the package is not installed, or no user has logged in.
+            wandb.errors.CommError: the server does not answer.
         """
         try:
             import wandb
@@ -30,7 +31,8 @@ class WeightsAndBiases:
                 resume="allow",
                 settings=wandb.Settings(console="off"),  # the console of the run stays what it is
             )
-        except wandb.errors.Error as error:
+        # Not CommError, the class above: a server that does not answer must not end a run that restarts.
+        except (wandb.errors.UsageError, wandb.errors.AuthenticationError) as error:
             reason = str(error).removesuffix(".")
             raise UsageError(f"log.sinks: wandb: {reason}, or set WANDB_MODE=offline") from error
 

@@ -5,10 +5,11 @@ import subprocess
 import sys
 import threading
 import time
+from unittest.mock import Mock
 
 import pytest
 
-from facetrain.errors import ConfigError
+from facetrain.errors import ConfigError, UsageError
 from facetrain.settings import OwnPart
 from facetrain.telemetry.log import log_to, logger, stop_logging
 from facetrain.telemetry.sink import LoggedRun, Sinks
@@ -69,6 +70,22 @@ def test_a_sink_without_its_package_is_refused(tmp_path, monkeypatch):
     with pytest.raises(Exception, match=r"facetrain\[wandb\]") as refused:
         Sinks(["wandb"], logged(tmp_path))
     assert refused.value.exit_code == 2
+
+
+@pytest.mark.slow
+def test_a_server_of_wandb_that_does_not_answer_ends_no_run_but_a_missing_login_does(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    errors = [
+        wandb.errors.CommError("context deadline exceeded\nwhile retrying: connection refused"),
+        wandb.errors.UsageError("No API key."),
+        wandb.errors.AuthenticationError("Wrong key."),
+    ]
+    monkeypatch.setattr(wandb, "init", Mock(side_effect=errors))
+    (fault,) = Sinks(["wandb"], logged(tmp_path)).faults
+    assert fault.startswith("log.sinks: wandb cannot be opened (context deadline exceeded while retrying")
+    for _ in range(2):
+        with pytest.raises(UsageError, match=r"wandb: .* key, or set WANDB_MODE=offline"):
+            Sinks(["wandb"], logged(tmp_path))
 
 
 class OwnSink:
