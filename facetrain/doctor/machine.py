@@ -68,7 +68,8 @@ def check_machine(processes: int, precision: str) -> Iterator[CheckResult]:
     # Not os.cpu_count: a container may use fewer.
     cores = usable_cores()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _GIB
-    message = f"{cores} cores and {memory:.0f} GiB for {count_text(processes, 'process', 'processes')}"
+    processes_text = count_text(processes, "process", "processes")
+    message = f"{count_text(cores, 'core')} and {memory:.0f} GiB for {processes_text}"
     yield warned_if(cores < processes, "host", message, "start at most one process per core")
     if _SHARED_MEMORY.is_dir():
         # NCCL connects GPUs that have no direct link over it.
