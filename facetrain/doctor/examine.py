@@ -17,7 +17,12 @@ from facetrain.distributed.world import World
 from facetrain.doctor.check_result import CheckResult, errors_as_failures, passed, warned_if, warning
 from facetrain.doctor.image_sample import draw_sample
 from facetrain.doctor.machine import check_machine, check_network
-from facetrain.doctor.silent_errors import check_alignment, check_images, check_readable
+from facetrain.doctor.silent_errors import (
+    check_alignment,
+    check_images,
+    check_readable,
+    check_set_readable,
+)
 from facetrain.run.parts.open_data import open_training_set
 from facetrain.run.parts.step_schedule import schedule_steps
 from facetrain.run.suited_settings import gather_facts, keys_to_choose, suited_settings, unsuited_settings
@@ -82,7 +87,10 @@ def _examine_images(config: Config, source: FaceDataset | None, sets: list[PairS
     samples = [(name, draw_sample(part.num_images, part.read, part.location)) for name, part in parts]
     for name, sample in samples:
         yield check_readable(name, sample, data.image_size, skip_bad=data.bad_records == "skip")
-    samples += [(pairs.name, draw_sample(len(pairs.images), pairs.images.__getitem__)) for pairs in sets]
+    for pairs in sets:
+        sample = draw_sample(len(pairs.images), pairs.images.__getitem__)
+        yield from check_set_readable(pairs.name, sample)
+        samples.append((pairs.name, sample))
     for number, (name, sample) in enumerate(samples):
         yield from check_images(name, sample)
         # The first sample is of the training data, with which the others are compared.

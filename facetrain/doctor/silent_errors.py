@@ -41,11 +41,9 @@ def check_readable(name: str, sample: ImageSample, image_size: int, *, skip_bad:
 
     `skip_bad` says that a run leaves out images that cannot be decoded.
     """
-    check, errors = f"reading of {name}", sample.errors
-    if errors:
-        message = (
-            f"{len(errors)} of {len(sample) + len(errors)} images cannot be read; the first: {errors[0]}"
-        )
+    check = f"reading of {name}"
+    if sample.errors:
+        message = _unreadable(sample)
         advice = "write a copy without them with `facetrain data check --repair`"
         if skip_bad and len(sample):
             return warning(check, f"{message}; training skips them (data.bad_records)", advice)
@@ -54,6 +52,17 @@ def check_readable(name: str, sample: ImageSample, image_size: int, *, skip_bad:
     message = f"{len(sample)} images were decoded: {sizes} pixels"
     advice = f"training resizes every image to {image_size} pixels: pack the dataset aligned and in that size"
     return warned_if(sample.sizes.keys() != {(image_size, image_size)}, check, message, advice)
+
+
+def check_set_readable(name: str, sample: ImageSample) -> Iterator[CheckResult]:
+    """Check that the images of a verification set can be decoded: a verification skips none."""
+    if sample.errors:
+        yield failed(f"reading of {name}", _unreadable(sample), "write or download the set again")
+
+
+def _unreadable(sample: ImageSample) -> str:
+    errors = sample.errors
+    return f"{len(errors)} of {len(sample) + len(errors)} images cannot be read; the first: {errors[0]}"
 
 
 def check_images(name: str, sample: ImageSample) -> list[CheckResult]:

@@ -16,10 +16,10 @@ from tests.support.command import ROOT
 from tests.support.datasets import damage_records, encoded_image, write_records
 
 
-def examined(folder, **values):
+def examined(folder, *, targets=(), **values):
     """Return the results of the checks of a dataset by the first word of their names."""
     data = {"train": str(folder), "image_size": 16} | values
-    config = build_config({"data": data, "eval": {"targets": []}}, "test")
+    config = build_config({"data": data, "eval": {"targets": list(targets)}}, "test")
     world = World(rank=0, local_rank=0, size=1, local_size=1, device=torch.device("cpu"))
     return {result.check.split()[0]: result for result in examine(world, config)}
 
@@ -90,6 +90,15 @@ def test_unreadable_images_that_training_skips_are_a_warning(tmp_path):
     assert found.status == "warning" and "bad_records" not in found.advice, "it is set already"
     damage_records(folder / "train.rec", (0, 1, 2, 3))
     assert examined(folder, bad_records="skip")["reading"].status == "failure"
+
+
+def test_an_unreadable_image_of_a_verification_set_is_a_failure(tmp_path):
+    folder = write_records(tmp_path / "data", [0, 0, 1, 1], size=16)
+    own = tmp_path / "own.bin"
+    write_bin(own, [*(encoded_image(100 + n) for n in range(3)), b"damaged"], np.array([True, False]))
+    found = examined(folder, targets=[str(own)])["reading"]
+    assert found.status == "failure" and found.check == "reading of own"
+    assert "1 of 4 images cannot be read; the first: image 3" in found.message
 
 
 @pytest.mark.parametrize(
