@@ -47,7 +47,9 @@ def list_files(url: str) -> list[RemoteFile]:
         return [_file(info, path, "")]
     # Web servers have no folders that could be listed.
     found = with_retries(url, lambda: filesystem.find(path, detail=True))
-    files = [_file(found[each], each, _name_below(each, path, url)) for each in sorted(found)]
+    # A key with a slash at its end is a folder: the console of S3 makes one for every folder that it creates.
+    paths = sorted(each for each in found if not each.endswith("/"))
+    files = [_file(found[each], each, _name_below(each, path, url)) for each in paths]
     if scheme(url) == "hf" and not _HUB_REPOSITORY.sub("", path, count=1):
         files = _model_of_repository(files, url)
     if {"config.yaml", "model.safetensors"} <= {file.name for file in files}:

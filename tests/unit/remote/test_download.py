@@ -325,6 +325,14 @@ def test_files_of_objects_and_of_a_run_are_downloaded_without_its_checkpoints(ob
         local_path("s3://bucket/none")
 
 
+def test_the_keys_of_folders_that_the_console_of_a_store_has_made_are_no_files(object_store):
+    store, _ = filesystem.open_filesystem("s3://bucket")
+    for key in ("set/", "set/ann/", "set/ann/1.jpg"):
+        store.call_s3("put_object", Bucket="bucket", Key=key, Body=b"")
+    folder = local_path("s3://bucket/set")
+    assert [path.relative_to(folder).as_posix() for path in folder.rglob("*")] == ["ann", "ann/1.jpg"]
+
+
 def test_names_of_a_store_stay_in_the_folder(object_store, tmp_path):
     store, _ = filesystem.open_filesystem("s3://bucket")
     store.pipe_file("bucket/set/../../../../evil", b"x")
