@@ -1,5 +1,4 @@
 import json
-import subprocess
 import sys
 
 import numpy as np
@@ -9,6 +8,7 @@ from facetrain.cli.app import main
 from facetrain.data.formats.bin import write_bin
 from facetrain.data.formats.landmark_file import write_landmarks
 from facetrain.data.open_dataset import open_dataset
+from tests.support.command import torchrun
 from tests.support.datasets import images_of, write_records
 
 
@@ -85,11 +85,7 @@ def test_pairs_of_training_images_are_reported(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_under_torchrun_the_network_between_the_ranks_is_measured(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-         "-m", "facetrain", "doctor", "--json"],
-        capture_output=True, text=True, timeout=120, cwd=tmp_path,
-    )  # fmt: skip
+    done = torchrun(2, "doctor", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     network = next(r for r in json.loads(done.stdout)["results"] if r["check"] == "network")
     assert "2 ranks on 1 host: gloo all-reduce at" in network["message"]

@@ -6,7 +6,6 @@ Two folders stand for the disks of the hosts; the run folder is shared.
 import json
 import os
 import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -21,7 +20,7 @@ from facetrain.errors import FacetrainError, UsageError
 from facetrain.run.agree import _open_checkpoint
 from facetrain.run.request import TrainRequest
 from facetrain.run.train import train
-from tests.support.command import environment
+from tests.support.command import TORCHRUN, start
 from tests.support.datasets import encoded_image, write_records
 from tests.support.ranks import free_ports, start_ranks
 from tests.support.snapshots import snapshot
@@ -137,29 +136,19 @@ def test_hosts_that_differ_end_together_and_name_the_host_and_the_file(two_folde
             assert not (tmp_path / name / "run").exists(), "nothing is written"
 
 
-LAUNCHERS = {
-    "facetrain": ["-m", "facetrain"],
-    "torchrun": ["-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d"],
-}  # fmt: skip
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("launcher", "difference"), [("facetrain", "no config"), ("torchrun", "no set")])
 def test_under_both_launchers_each_host_prints_one_line_and_exits_with_2(
     two_folders, tmp_path, launcher, difference
 ):
     folder, (port,) = two_folders(difference), free_ports(1)
-    endpoint = ["--rdzv-endpoint", f"127.0.0.1:{port}"]
-    words = ["train", "--config", "tiny.yaml", "--run-dir", str(folder / "run")]
-    own = ["--nnodes", "2", "--nproc-per-node", "1", *endpoint]
-    command = [sys.executable, *LAUNCHERS[launcher]]
-    command += [*words, *own] if launcher == "facetrain" else [*endpoint, "-m", "facetrain", *words]
-    processes = [
-        subprocess.Popen(
-            command, env=environment(), cwd=folder / f"host{number}", stderr=subprocess.PIPE, text=True
-        )
-        for number in (0, 1)
-    ]
+    command = ["train", "--config", "tiny.yaml", "--run-dir", folder / "run"]
+    hosts = ["--nnodes", 2, "--nproc-per-node", 1, "--rdzv-endpoint", f"127.0.0.1:{port}"]
+    if launcher == "facetrain":
+        words, module = [*command, *hosts], "facetrain"
+    else:
+        words, module = [*hosts, "--rdzv-backend", "c10d", "-m", "facetrain", *command], TORCHRUN
+    processes = [start(*words, module=module, cwd=folder / f"host{number}") for number in (0, 1)]
     printed = [process.communicate(timeout=120)[1] for process in processes]
     for process, text in zip(processes, printed, strict=True):
         # torchrun ends with 1 whatever its ranks end with.

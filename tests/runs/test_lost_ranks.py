@@ -4,15 +4,13 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.data.formats.bin import write_bin
-from tests.support.command import ROOT, environment, facetrain, restore_signals, start
+from tests.support.command import ROOT, TORCHRUN, facetrain, start
 from tests.support.datasets import damage_records, encoded_image
 from tests.support.processes import (
     descendants,
@@ -214,11 +212,8 @@ def test_a_signal_to_the_launcher_saves_and_ends_within_the_printed_time(started
 
 @pytest.mark.slow
 def test_under_torchrun_the_last_line_before_its_traceback_says_that_this_is_no_failure(describe, tmp_path):
-    command = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "facetrain", "train"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", *command, "--config", describe(), "--run-dir", tmp_path / "run", *LONG],
-        env=environment(), stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=restore_signals,
-    )  # fmt: skip
+    command = ["--standalone", "--nproc-per-node", 2, "-m", "facetrain", "train", "--config", describe()]
+    process = start(*command, "--run-dir", tmp_path / "run", *LONG, module=TORCHRUN, new_session=True)
     try:
         wait_for_step(tmp_path / "run", 6, process)
         os.killpg(process.pid, signal.SIGINT)

@@ -1,11 +1,8 @@
 """On one host no process listens where another host could connect."""
 
-import subprocess
-import sys
-
 import pytest
 
-from tests.support.command import ROOT, environment, facetrain, start
+from tests.support.command import ROOT, TORCHRUN, facetrain, start
 from tests.support.processes import descendants, ranks_of
 from tests.support.ranks import free_ports
 from tests.support.runs import checked
@@ -79,10 +76,7 @@ def test_the_ranks_of_torchrun_listen_on_the_loopback_interface_and_its_own_port
     checked(facetrain("train", "--config", describe(steps=4), "--run-dir", folder))
     target = dataset / "data" / "val.bin"
     command = ["--standalone", "--nproc-per-node", 2, "-m", "facetrain", "eval", folder, "--target", target]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", *map(str, command)],
-        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    process = start(*command, module=TORCHRUN)
     addresses, stderr = addresses_until_the_end(process, lambda: list(ranks_of(process.pid).values()))
     assert addresses and all(address.is_loopback for address in addresses)
     warnings = [line for line in stderr.splitlines() if line.startswith("warning: port ")]

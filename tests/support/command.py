@@ -26,6 +26,8 @@ from tests.support.ranks import PRELOADED
 
 ROOT = Path(__file__).resolve().parents[2]
 _LIMIT_S = 300
+TORCHRUN = "torch.distributed.run"
+"""Module of torchrun."""
 FOR_ADDRESSES = {"fsspec", "s3fs", "gcsfs", "huggingface_hub", "aiohttp", "botocore"}
 """Packages that only commands with an address import."""
 # The last three choose the instructions of the CPU: a process must compute the same bits as the test.
@@ -61,7 +63,7 @@ def facetrain(
     with tempfile.TemporaryDirectory() as folder:
         out, err = (Path(folder, name) for name in ("stdout", "stderr"))
         with out.open("w") as to_out, err.open("w") as to_err:
-            process = _fork_command(command[3:], given, cwd, (to_out, to_err))
+            process = _fork_command(command[2:], given, cwd, (to_out, to_err))
         process.join()
         return subprocess.CompletedProcess(command, process.exitcode, out.read_text(), err.read_text())
 
@@ -94,29 +96,24 @@ def printed_by(module: str, *arguments: str, **variables: str) -> Any:
     return json.loads(done.stdout)
 
 
-def torchrun(processes: int, *arguments: object) -> subprocess.CompletedProcess:
-    """Run the command on several ranks under torchrun."""
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        str(processes),
-    ]
-    command += ["-m", "facetrain", *map(str, arguments)]
-    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
+def torchrun(processes: int, *arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the command on several ranks under torchrun, which is forked as a command of `facetrain` is."""
+    options = ("--standalone", "--nproc-per-node", processes, "-m", "facetrain", *arguments)
+    process = start(*options, module=TORCHRUN, cwd=cwd)
+    stdout, stderr = process.communicate()
+    return subprocess.CompletedProcess([TORCHRUN, *map(str, options)], process.returncode, stdout, stderr)
 
 
 def start(
     *arguments: object,
+    module: str = "facetrain",
     cwd: Path | None = None,
     output: IO[str] | None = None,
     fresh: bool = False,
     new_session: bool = False,
     **variables: str,
 ) -> subprocess.Popen | ForkedCommand:
-    """Start `facetrain ARGUMENTS` with additional environment variables, and return the running process.
+    """Start `python -m MODULE ARGUMENTS` with additional environment variables, and return the running process.
 
     Its outputs go to `output`, or to pipes that `communicate` reads. It is forked as in `facetrain`; what a test puts
     into a `sitecustomize.py` in PYTHONPATH is run. SIGINT and SIGHUP have their default actions even if the tests run
@@ -124,9 +121,10 @@ def start(
     """
     given = environment(**variables)
     if not fresh:
-        return ForkedCommand([*map(str, arguments)], given, cwd, output, new_session=new_session)
+        command = [module, *map(str, arguments)]
+        return ForkedCommand(command, given, cwd, output, new_session=new_session)
     return subprocess.Popen(
-        [sys.executable, "-m", "facetrain", *map(str, arguments)], env=given, text=True,
+        [sys.executable, "-m", module, *map(str, arguments)], env=given, text=True,
         cwd=cwd, stdout=output or subprocess.PIPE, stderr=output or subprocess.PIPE, preexec_fn=restore_signals,
         start_new_session=new_session,
     )  # fmt: skip
@@ -137,7 +135,7 @@ class ForkedCommand:
 
     def __init__(
         self,
-        arguments: list[str],
+        command: list[str],
         variables: dict[str, str],
         cwd: Path | None,
         output: IO[str] | None,
@@ -151,7 +149,7 @@ class ForkedCommand:
                 reader, writer = os.pipe()
                 readers.append(os.fdopen(reader))
                 outputs.append(writers.enter_context(os.fdopen(writer, "w")))
-            self._process = _fork_command(arguments, variables, cwd, outputs, new_session=new_session)
+            self._process = _fork_command(command, variables, cwd, outputs, new_session=new_session)
         self.stdout, self.stderr = readers or (None, None)
         self.pid: int = self._process.pid
         self._texts: list[Future[str]] = []
@@ -198,19 +196,19 @@ def restore_signals() -> None:
 
 
 def _fork_command(
-    arguments: list[str],
+    command: list[str],
     variables: dict[str, str],
     folder: Path | None,
     outputs: Sequence[IO[str]],
     *,
     new_session: bool = False,
 ) -> ForkServerProcess:
-    """Start a command in a process that is forked from one with the modules of tests.support.preloaded."""
+    """Start a module with arguments in a process that is forked from one with tests.support.preloaded."""
     multiprocessing.set_forkserver_preload(PRELOADED)
     context = multiprocessing.get_context("forkserver")
     ends = [Connection(os.dup(output.fileno()), readable=False) for output in outputs]
     process = context.Process(
-        target=_become_command, args=(arguments, variables, folder or Path.cwd(), ends, new_session)
+        target=_become_command, args=(command, variables, folder or Path.cwd(), ends, new_session)
     )
     process.start()
     for end in ends:
@@ -219,7 +217,7 @@ def _fork_command(
 
 
 def _become_command(
-    arguments: list[str],
+    command: list[str],
     variables: dict[str, str],
     folder: Path,
     outputs: Sequence[Connection],
@@ -245,4 +243,5 @@ def _become_command(
     signal.signal(signal.SIGINT, signal.default_int_handler)
     customize()
     fork_ranks()
-    become("facetrain", arguments)
+    module, *arguments = command
+    become(module, arguments)
