@@ -229,6 +229,12 @@ def test_without_a_terminal_progress_is_a_line_with_rate_time_left_and_peak_memo
     assert STEP_LINE in text and VERIFICATION_LINE in text
 
 
+def test_a_line_is_not_wrapped_and_the_name_of_a_set_is_shown_as_it_is(capfd, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
+    Console(total_steps=200).write(3, {"[red]mine\x1b[2J/accuracy": 0.5})
+    assert capfd.readouterr().err == "step 3: verification of [red]mine\\x1b[2J  accuracy 50.00%\n"
+
+
 def test_the_log_has_times_in_utc_on_every_host(tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setenv("TZ", "America/New_York")
@@ -245,11 +251,12 @@ def test_the_log_has_times_in_utc_on_every_host(tmp_path, monkeypatch):
 def test_a_terminal_shows_the_progress_beside_the_bar_and_the_verification_above_it(capfd, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "200")
-    console = Console(total_steps=200)
-    console.advance(50, "verifying: 40%")
+    console = Console(total_steps=200, start_step=20)
+    console._bar.refresh()
+    console.advance(50, "verifying [a]: 40%")
     console._bar.refresh()
     first = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capfd.readouterr().err)
-    assert "25% verifying: 40%" in first
+    assert "10%" in first and "25% verifying [a]: 40%" in first
     write_both(console)
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capfd.readouterr().err)
     assert STEP_LINE in text and VERIFICATION_LINE in text
