@@ -65,6 +65,7 @@ NOISE = np.random.default_rng(0).standard_normal(100)
 
 def test_a_loss_that_falls_at_no_rate_gives_none():
     assert choose_rate(RATES.tolist(), (12 + 0.3 * NOISE).tolist()) is None
+    assert choose_rate(RATES.tolist(), np.linspace(20, 19.7, 100).tolist()) is None, "a fall of 1.5 %"
 
 
 def test_a_loss_that_is_not_finite_from_the_beginning_is_refused():
@@ -82,6 +83,12 @@ def test_the_rate_is_in_the_middle_of_the_valley_and_far_below_where_the_loss_ri
     falls_until_it_diverges = [*(20 - 3 * np.log10(RATES[:70])), math.inf]
     last_mean = 65  # of nine losses, around the last but four of 70
     assert choose_rate(RATES.tolist(), falls_until_it_diverges) <= RATES[last_mean] / 3
+
+
+def test_the_rate_is_at_most_a_third_of_the_one_with_the_smallest_loss():
+    step = np.arange(100)
+    losses = np.where(step < 60, np.minimum(20, 26 - 0.2 * step), 2 + 0.2 * step)
+    assert choose_rate(RATES.tolist(), losses.tolist()) == pytest.approx(RATES[60] / 3)
 
 
 @pytest.mark.slow
