@@ -26,6 +26,7 @@ from facetrain.data.tools.pack import pack
 from facetrain.data.tools.selection import Selection
 from facetrain.data.tools.writing import SKIPPED_TABLE, write_parts
 from facetrain.embeddings.dense_ids import different_images
+from facetrain.embeddings.inference import Inference
 from facetrain.embeddings.photo_check import PhotoCheck
 from facetrain.errors import ModelError, RunError, UnreadableError, UsageError
 from facetrain.files import make_folder, os_errors_as, read_regular_text, write_atomically
@@ -135,15 +136,19 @@ def prepare(
     _require_output(request)
     place, backbone = Workplace(request.output), backbone_of(request.model)
     _require_targets(request.targets, place)
+    # With the photos as they are: a wrong setting is an error now, and not after the search for faces.
+    facts = _facts(request, request.model, backbone, place, open_dataset(request.photos))
+    _, config = _config_of(choose(facts), request, place)
     if not place.faces.exists():
         _write_faces(request, place, finder, backbone["image_size"], say, bar)
     _write_parts(request, place, say, bar)
     _write_pairs(request, place, say)
     model = _trainable_model(request.model, backbone, place)
     if not place.embeddings.exists():
+        inference = Inference(config.train.device)
         with bar("embedding") as progress:
-            write_teacher_embeddings(model, place.train, place.embeddings, progress=progress)
-    choices = choose(_facts(request, model, backbone, place))
+            write_teacher_embeddings(model, place.train, place.embeddings, inference, progress=progress)
+    choices = choose(_facts(request, model, backbone, place, open_dataset(place.train)))
     config = _write_config(choices, request, place, say)
     return Prepared(place, model, request.targets, choices, config)
 
@@ -302,9 +307,11 @@ def _write_trainable_copy(path: Path, options: dict[str, Any], source: FaceDatas
     save_model(copy, backbone.state_dict(), describe_backbone(**options))
 
 
-def _facts(request: Request, model: Path, backbone: dict[str, Any], place: Workplace) -> Facts:
+def _facts(
+    request: Request, model: Path, backbone: dict[str, Any], place: Workplace, train: FaceDataset
+) -> Facts:
     """Return what the choices depend on."""
-    train, device = open_dataset(place.train), lookup(values_of_overrides(request.overrides), "train.device")
+    device = lookup(values_of_overrides(request.overrides), "train.device")
     return Facts(
         model=request.address if request.address and model == request.model else str(model),
         backbone=backbone,
@@ -317,6 +324,10 @@ def _facts(request: Request, model: Path, backbone: dict[str, Any], place: Workp
     )
 
 
+def _config_of(choices: list[Choice], request: Request, place: Workplace) -> tuple[str, Config]:
+    return config_text(choices, request.overrides, place.run.name, str(place.folder))
+
+
 def _write_config(
     choices: list[Choice], request: Request, place: Workplace, say: Callable[[str], None]
 ) -> Config:
@@ -324,7 +335,7 @@ def _write_config(
     for choice in choices:
         say(f"  {choice.settings}")
         say(f"    {choice.reason}")
-    text, config = config_text(choices, request.overrides, place.run.name, str(place.folder))
+    text, config = _config_of(choices, request, place)
     path = place.folder / _PLAN_FILE
     write_atomically(path, text)
     say(f"the same run by hand: facetrain train --config {shell_path(path)}")

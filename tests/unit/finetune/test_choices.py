@@ -8,6 +8,7 @@ import torch
 import yaml
 
 from facetrain.config.loading import load_config, plain_config
+from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import ConfigError
 from facetrain.finetune.choices import Facts, choose, config_text
 from facetrain.finetune.prepare import Workplace, _facts
@@ -69,7 +70,7 @@ def test_a_device_that_the_user_gives_decides_whether_there_is_a_gpu(device, has
     place = Workplace(tmp_path)
     write_records(place.train, [0, 0, 1, 1], size=16)
     request = SimpleNamespace(address=None, model=None, overrides=[f"train.device={device}"])
-    assert _facts(request, tmp_path, {}, place).has_gpu is has_gpu
+    assert _facts(request, tmp_path, {}, place, open_dataset(place.train)).has_gpu is has_gpu
 
 
 def test_the_choices_are_an_ordinary_config_with_the_reason_of_each_and_the_overrides_of_the_user(tmp_path):

@@ -1,11 +1,13 @@
-"""Preparation of a fine-tuning that continues an interrupted one."""
+"""Preparation of a fine-tuning, also of one that continues an interrupted one."""
 
 from contextlib import contextmanager
+from unittest.mock import Mock
 
 import pytest
 
 from facetrain.data.synthetic.drawing import draw_jpeg
-from facetrain.errors import UsageError
+from facetrain.embeddings.inference import Inference
+from facetrain.errors import ConfigError, UsageError
 from facetrain.finetune.prepare import Request, prepare
 from tests.support.models import write_model
 
@@ -25,18 +27,38 @@ def interrupt(line):
     raise Interrupted(line)
 
 
+def request_in(folder, **options):
+    """Write photos and a model, and return the request of a fine-tuning."""
+    photos = folder / "photos"
+    for person in range(PEOPLE):
+        (photos / str(person)).mkdir(parents=True)
+        for number in range(EACH):
+            (photos / f"{person}/{number}.jpg").write_bytes(draw_jpeg(0, person, number, 32))
+    write_model(folder / "first.safetensors")
+    return Request(photos, folder / "first.safetensors", folder / "out", **options)
+
+
+def test_a_wrong_setting_is_refused_before_the_faces_are_aligned(tmp_path):
+    with pytest.raises(ConfigError, match=r"optim\.rate"):
+        prepare(request_in(tmp_path, overrides=("optim.rate=1",)), None, interrupt, bar)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_photos_are_embedded_on_the_device_that_the_user_gives(tmp_path, monkeypatch):
+    embed = Mock(side_effect=Interrupted)
+    monkeypatch.setattr("facetrain.finetune.prepare.write_teacher_embeddings", embed)
+    with pytest.raises(Interrupted):
+        prepare(request_in(tmp_path, overrides=("train.device=cpu",)), None, print, bar)
+    assert Inference("cpu") in embed.call_args.args
+
+
 @pytest.mark.parametrize(
     ("removed", "added"),
     [("3/2.jpg", None), (None, "3/9.jpg"), ("3/2.jpg", "5/0a.jpg"), ("3/2.jpg", "3/2.jpg")],
 )
 def test_a_fine_tuning_of_photos_that_have_changed_is_not_resumed(removed, added, tmp_path):
-    photos = tmp_path / "photos"
-    for person in range(PEOPLE):
-        (photos / str(person)).mkdir(parents=True)
-        for number in range(EACH):
-            (photos / f"{person}/{number}.jpg").write_bytes(draw_jpeg(0, person, number, 32))
-    write_model(tmp_path / "first.safetensors")
-    request = Request(photos, tmp_path / "first.safetensors", tmp_path / "out")
+    request = request_in(tmp_path)
+    photos = request.photos
     with pytest.raises(Interrupted, match="faces: 48 faces of 12 people"):
         prepare(request, None, interrupt, bar)
 
