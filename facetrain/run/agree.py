@@ -6,40 +6,38 @@ folder has anything of the run.
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
 
 from facetrain.checkpoint.commit import CHECKPOINTS
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.mirror import Mirror
 from facetrain.config.loading import CONFIG_FILE
-from facetrain.config.own_code import allow_code_of, own_places, require_code_allowed
+from facetrain.config.own_code import allow_code_of, require_code_allowed
 from facetrain.config.paths import with_absolute_paths
 from facetrain.config.schema import Config
 from facetrain.data.loading.sampler import epoch_size
 from facetrain.distributed.ranks import Ranks
 from facetrain.errors import DataError, UsageError
-from facetrain.remote.address import is_remote
 from facetrain.remote.download import pinned
-from facetrain.run.asked_config import AskedConfig, asked_config
+from facetrain.run.compare_hosts import compare_commands, open_same_data
 from facetrain.run.folder.claim import FolderClaim, existing_run, has_checkpoints, require_replaceable
-from facetrain.run.folder.compatibility import differences
-from facetrain.run.folder.data_digests import describe_difference, digest_inputs, digest_weights
 from facetrain.run.folder.earlier import clean_up, leave_after
-from facetrain.run.folder.environment import software_of_host
 from facetrain.run.folder.hosts import Hosts, owns_folder
 from facetrain.run.folder.lease import Lease
-from facetrain.run.parts.open_data import RunData, open_data
+from facetrain.run.parts.open_data import RunData
 from facetrain.run.parts.step_schedule import StepSchedule, schedule_steps
-from facetrain.run.request import FOLDER_TERM, TrainRequest
+from facetrain.run.request import TrainRequest
 from facetrain.run.resolve import Claim, claim_run, digest_text, open_mirror, resolve
 from facetrain.run.run_plan import RunPlan
 from facetrain.telemetry.log import warn
+
+_Decision = TypeVar("_Decision", bound=BaseModel)
+_Own = TypeVar("_Own")
 
 
 @dataclass(frozen=True)
@@ -76,26 +74,18 @@ def agree(ranks: Ranks, request: TrainRequest, lease: Lease, pin: Callable[[str]
         RunError: a file cannot be read or written.
     """
     launchers = sorted({name for name in ranks.gather(ranks.launcher_id) if name})
-    asked: AskedConfig | None = None  # of the leader only
-    data: RunData | None = None
-
-    def decide_where() -> dict[str, Any]:
-        nonlocal asked
-        claim, asked = claim_run(request, ranks, launchers, lease)
-        return claim.model_dump()
-
-    claim = Claim.model_validate(ranks.decide(decide_where))
+    claim, asked = _decide(ranks, Claim, lambda: claim_run(request, ranks, launchers, lease))
     ranks.goes_on, ranks.has_trained = claim.goes_on, claim.has_trained
-    hosts, restarted = _compare_commands(ranks, request, claim, launchers, lease)
+    with ranks.failing_together():
+        compare_commands(ranks, request, claim)
+    hosts, restarted = _claim_folders(ranks, request, claim, launchers, lease)
 
-    def decide_what() -> dict[str, Any]:
-        nonlocal data
-        assert asked is not None
+    def resolve_request() -> tuple[RunPlan, RunData]:
+        assert asked is not None, "the leader has read its config"
         with ranks.outages(DataError):
-            plan, data = resolve(request, claim, asked, ranks, hosts, restarted=restarted, pin=pin)
-        return plan.model_dump(mode="json", by_alias=True)
+            return resolve(request, claim, asked, ranks, hosts, restarted=restarted, pin=pin)
 
-    plan = RunPlan.model_validate(ranks.decide(decide_what))
+    plan, data = _decide(ranks, RunPlan, resolve_request)
     config = with_absolute_paths(plan.config)
     with ranks.failing_together():
         # The user of each host has given the config, or has allowed the code in it.
@@ -103,7 +93,7 @@ def agree(ranks: Ranks, request: TrainRequest, lease: Lease, pin: Callable[[str]
             allow_code_of(plan.config)
         require_code_allowed(plan.config, f"{plan.folder}/{CONFIG_FILE}")
         with ranks.outages(DataError):
-            data = data or _compare_data(ranks, plan, config)
+            data = data or open_same_data(ranks, plan, config)
     with ranks.failing_together():
         _bring_disk_to(plan, config, ranks, hosts)
     checkpoint = None
@@ -114,18 +104,25 @@ def agree(ranks: Ranks, request: TrainRequest, lease: Lease, pin: Callable[[str]
     return Agreed(plan, config, data, hosts, checkpoint, schedule, tuple(launchers))
 
 
-def _compare_commands(
+def _decide(
+    ranks: Ranks, kind: type[_Decision], decide: Callable[[], tuple[_Decision, _Own]]
+) -> tuple[_Decision, _Own | None]:
+    """Return the decision of the leader on all ranks, and what comes with it on the leader alone."""
+    own: _Own | None = None
+
+    def decide_as_json() -> dict[str, Any]:
+        nonlocal own
+        decision, own = decide()
+        return decision.model_dump(mode="json", by_alias=True)
+
+    return kind.model_validate(ranks.decide(decide_as_json)), own
+
+
+def _claim_folders(
     ranks: Ranks, request: TrainRequest, claim: Claim, launchers: Sequence[str], lease: Lease
 ) -> tuple[Hosts, bool]:
-    """Compare versions and configs of all hosts; return their disks, and whether one has checkpoints of this job."""
+    """Claim the run folder on each disk; return the disks, and whether one has checkpoints of this job."""
     folder = Path(claim.folder)
-    with ranks.failing_together():
-        if ranks.speaks_for_host and not ranks.is_leader:
-            _compare_versions(ranks, claim.versions)
-            # Of a run that continues, only its folder has the config, which another host need not have yet.
-            if request.command == claim.terms["command"] == "train":
-                _compare_configs(ranks, request, claim.given)
-            _compare_terms(ranks, request.terms, claim.terms)
     folders = FolderClaim(launchers, ranks.restarts, lease)
     with ranks.failing_together():
         owns = owns_folder(ranks, folder, claim.token, has_mirror=claim.mirror is not None)
@@ -143,77 +140,6 @@ def _compare_commands(
     reports = ranks.gather([owns, restarted])
     owners = sum(each for each, _ in reports)
     return Hosts(owns, are_separate=owners > 1), any(each for _, each in reports)
-
-
-def _compare_versions(ranks: Ranks, expected: dict[str, str]) -> None:
-    own = software_of_host()
-    for name in sorted({*own, *expected}):
-        if own.get(name) != expected.get(name):
-            raise UsageError(
-                f"{name} is {own.get(name, 'missing')}, and rank 0 on {ranks.place(0)} has "
-                f"{expected.get(name, 'none')}; install the same versions on all hosts"
-            )
-
-
-def _compare_configs(ranks: Ranks, request: TrainRequest, expected: dict[str, Any]) -> None:
-    where = request.config if isinstance(request.config, str) else "the config"
-    _require_equal(ranks, where, expected, asked_config(request).given)
-
-
-def _compare_terms(ranks: Ranks, own: dict[str, Any], expected: dict[str, Any]) -> None:
-    if own["command"] != expected["command"]:  # their options differ with it
-        own, expected = ({"command": terms["command"]} for terms in (own, expected))
-    # Both as this host understands them: one may have given the folder by its absolute path.
-    _require_equal(ranks, "the command line", _with_place(expected), _with_place(own), absent="absent")
-
-
-def _with_place(terms: dict[str, Any]) -> dict[str, Any]:
-    """Return the terms with the absolute path of the run folder, without links, if they name one."""
-    folder = terms.get(FOLDER_TERM)
-    if not folder:
-        return terms
-    return terms | {FOLDER_TERM: folder.rstrip("/") if is_remote(folder) else os.path.realpath(folder)}
-
-
-def _require_equal(
-    ranks: Ranks, where: str, expected: dict[str, Any], own: dict[str, Any], *, absent: str = "null"
-) -> None:
-    def text(value: Any) -> str:
-        return absent if value is None else json.dumps(value)
-
-    changes = ", ".join(
-        f"{each.key} is {text(each.now)}, not {text(each.before)}" for each in differences(expected, own)
-    )
-    if changes:
-        raise UsageError(
-            f"{where}: {changes} as for rank 0 on {ranks.place(0)}; give the same config and options on all hosts"
-        )
-
-
-def _compare_data(ranks: Ranks, plan: RunPlan, config: Config) -> RunData:
-    """Open on this rank what the run reads, and compare it with what the leader has."""
-    data = open_data(config)
-    if not ranks.speaks_for_host:  # the first rank of its host reads the same files
-        return data
-    own = digest_inputs(config, data.source, data.sets)
-    places_by_input = {"sets": {each.name: str(each.path) for each in data.sets}, "code": own_places(config)}
-    for name, expected in plan.inputs.items():
-        if own[name] == expected:
-            continue
-        key, words = describe_difference(name, expected, own[name])
-        place = str(_value(config, key))
-        if places := places_by_input.get(name):
-            place = ", ".join(places[each] for each in own[name] if own[name][each] != expected.get(each))
-        raise UsageError(
-            f"{place} ({key}): other {words} than rank 0 on {ranks.place(0)} has; copy them to all hosts"
-        )
-    for key, digest in digest_weights(config).items() if plan.weights else ():
-        if digest != plan.weights.get(key):
-            raise UsageError(
-                f"{_value(config, key)} ({key}): another file than rank 0 on {ranks.place(0)} has; copy the same to "
-                "all hosts"
-            )
-    return data
 
 
 def _bring_disk_to(plan: RunPlan, config: Config, ranks: Ranks, hosts: Hosts) -> None:
@@ -254,7 +180,3 @@ def _open_checkpoint(plan: RunPlan, step: int) -> Checkpoint:
             "the run share"
         )
     return checkpoint
-
-
-def _value(config: Config, key: str) -> Any:
-    return reduce(getattr, key.split("."), config)

@@ -1,0 +1,117 @@
+"""Comparison of a host with the leader: the same command, versions of packages, data and weights."""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import reduce
+from typing import Any
+
+from facetrain.config.own_code import own_places
+from facetrain.config.schema import Config
+from facetrain.distributed.ranks import Ranks
+from facetrain.errors import UsageError
+from facetrain.remote.address import is_remote
+from facetrain.run.asked_config import asked_config
+from facetrain.run.folder.compatibility import differences
+from facetrain.run.folder.data_digests import describe_difference, digest_inputs, digest_weights
+from facetrain.run.folder.environment import software_of_host
+from facetrain.run.parts.open_data import RunData, open_data
+from facetrain.run.request import FOLDER_TERM, TrainRequest
+from facetrain.run.resolve import Claim
+from facetrain.run.run_plan import RunPlan
+
+
+def compare_commands(ranks: Ranks, request: TrainRequest, claim: Claim) -> None:
+    """Compare the versions, the config and the options of this host with those of the leader.
+
+    Raises:
+        UsageError: something differs.
+    """
+    if ranks.is_leader or not ranks.speaks_for_host:
+        return
+    _compare_versions(ranks, claim.versions)
+    # Of a run that continues, only its folder has the config, which another host need not have yet.
+    if request.command == claim.terms["command"] == "train":
+        _compare_configs(ranks, request, claim.given)
+    _compare_terms(ranks, request.terms, claim.terms)
+
+
+def open_same_data(ranks: Ranks, plan: RunPlan, config: Config) -> RunData:
+    """Open what the run reads, and compare it with what the leader has.
+
+    Raises:
+        UsageError: the data, a verification set or the weights of this host are others.
+        DataError: they cannot be read.
+    """
+    data = open_data(config)
+    if not ranks.speaks_for_host:  # the first rank of its host reads the same files
+        return data
+    own = digest_inputs(config, data.source, data.sets)
+    places_by_input = {"sets": {each.name: str(each.path) for each in data.sets}, "code": own_places(config)}
+    for name, expected in plan.inputs.items():
+        if own[name] == expected:
+            continue
+        key, words = describe_difference(name, expected, own[name])
+        place = str(_value(config, key))
+        if places := places_by_input.get(name):
+            place = ", ".join(places[each] for each in own[name] if own[name][each] != expected.get(each))
+        raise UsageError(
+            f"{place} ({key}): other {words} than rank 0 on {ranks.place(0)} has; copy them to all hosts"
+        )
+    for key, digest in digest_weights(config).items() if plan.weights else ():
+        if digest != plan.weights.get(key):
+            raise UsageError(
+                f"{_value(config, key)} ({key}): another file than rank 0 on {ranks.place(0)} has; copy the same to "
+                "all hosts"
+            )
+    return data
+
+
+def _compare_versions(ranks: Ranks, expected: dict[str, str]) -> None:
+    own = software_of_host()
+    for name in sorted({*own, *expected}):
+        if own.get(name) != expected.get(name):
+            raise UsageError(
+                f"{name} is {own.get(name, 'missing')}, and rank 0 on {ranks.place(0)} has "
+                f"{expected.get(name, 'none')}; install the same versions on all hosts"
+            )
+
+
+def _compare_configs(ranks: Ranks, request: TrainRequest, expected: dict[str, Any]) -> None:
+    where = request.config if isinstance(request.config, str) else "the config"
+    _require_equal(ranks, where, expected, asked_config(request).given)
+
+
+def _compare_terms(ranks: Ranks, own: dict[str, Any], expected: dict[str, Any]) -> None:
+    if own["command"] != expected["command"]:  # their options differ with it
+        own, expected = ({"command": terms["command"]} for terms in (own, expected))
+    # Both as this host understands them: one may have given the folder by its absolute path.
+    _require_equal(ranks, "the command line", _with_place(expected), _with_place(own), absent="absent")
+
+
+def _with_place(terms: dict[str, Any]) -> dict[str, Any]:
+    """Return the terms with the absolute path of the run folder, without links, if they name one."""
+    folder = terms.get(FOLDER_TERM)
+    if not folder:
+        return terms
+    return terms | {FOLDER_TERM: folder.rstrip("/") if is_remote(folder) else os.path.realpath(folder)}
+
+
+def _require_equal(
+    ranks: Ranks, where: str, expected: dict[str, Any], own: dict[str, Any], *, absent: str = "null"
+) -> None:
+    def text(value: Any) -> str:
+        return absent if value is None else json.dumps(value)
+
+    changes = ", ".join(
+        f"{each.key} is {text(each.now)}, not {text(each.before)}" for each in differences(expected, own)
+    )
+    if changes:
+        raise UsageError(
+            f"{where}: {changes} as for rank 0 on {ranks.place(0)}; give the same config and options on all hosts"
+        )
+
+
+def _value(config: Config, key: str) -> Any:
+    return reduce(getattr, key.split("."), config)
