@@ -134,20 +134,15 @@ def resolve(
     if checkpoint:
         config = _with_recorded_choices(config, checkpoint, request, asked.set_keys)
     config = with_paths_of_sets(with_downloads(config, pin, has_weights=checkpoint is not None))
-    data, suited = open_data(with_absolute_paths(config)), list[Suited]()
-    keys = _keys_to_choose(config, request, asked.set_keys)
-    if keys and not checkpoint:
-        if config.train.deterministic:
-            fix_cublas_workspace()  # the facts about a GPU start CUDA
-        facts = gather_facts(config, data.source, ranks.size)
-        suited = [each for each in suited_settings(facts) if each.key in keys]
-        config = with_values(config, {each.key: each.value for each in suited}, "the chosen settings")
+    data = open_data(with_absolute_paths(config))
+    suited = [] if checkpoint else _choose_settings(config, request, asked.set_keys, data, ranks)
+    config = with_values(config, {each.key: each.value for each in suited}, "the chosen settings")
     here = with_absolute_paths(config)
     schedule = schedule_steps(config, epoch_size(data.source), ranks.size)
     if not checkpoint:
         _require_known_expectations(config, schedule)
-    if not checkpoint and "lr" in request.choose:
-        require_steps_of_test(schedule.stages[0].stop_step)
+        if "lr" in request.choose:
+            require_steps_of_test(schedule.stages[0].stop_step)
     if request.open_page and not config.log.report:
         raise UsageError(
             "--open shows the report, which `log.report: false` switches off; remove one of the two"
@@ -256,6 +251,19 @@ def _with_recorded_choices(
     keys.update(_keys_to_choose(config, request, set_keys))
     saved = saved_config(checkpoint)
     return with_values(config, {key: lookup(saved, key) for key in keys}, str(checkpoint.folder))
+
+
+def _choose_settings(
+    config: Config, request: TrainRequest, set_keys: frozenset[str], data: RunData, ranks: Ranks
+) -> list[Suited]:
+    """Return the settings of a new run that are chosen for its data and this machine."""
+    keys = _keys_to_choose(config, request, set_keys)
+    if not keys:
+        return []
+    if config.train.deterministic:
+        fix_cublas_workspace()  # the facts about a GPU start CUDA
+    facts = gather_facts(config, data.source, ranks.size)
+    return [each for each in suited_settings(facts) if each.key in keys]
 
 
 def _keys_to_choose(config: Config, request: TrainRequest, set_keys: frozenset[str]) -> list[str]:
