@@ -260,6 +260,13 @@ class FusedChunk(Chunk):
         )
 
 
+def plain_chunk_type(margin: Margin, product_dtype: torch.dtype | None) -> type[Chunk]:
+    """Return how PyTorch's operations compute the chunks: without a running maximum where the logits permit it."""
+    is_bounded = softmax.is_bounded(margin.scale, changes_negatives=margin.changes_negatives)
+    # float16 has not the range of exp(z).
+    return BoundedChunk if is_bounded and product_dtype != torch.float16 else Chunk
+
+
 def has_fused_form(margin: Margin, product_dtype: torch.dtype | None) -> bool:
     """Return whether the Triton kernels have this head's formulas.
 

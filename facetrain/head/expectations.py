@@ -132,7 +132,7 @@ class ExpectationPass:
         Never waits for the device: all samples write a row, and samples of one class write the same value.
         """
         sweep, target = self._sweep, self._target
-        if not self._moving or not sweep.size:
+        if not self._moving or not sweep.sampled.size:
             return
         # A NaN would stay in an average for good; centers and expectations skip the same steps.
         is_local_G = target.is_local_G & finite

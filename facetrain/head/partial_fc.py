@@ -31,11 +31,11 @@ from facetrain.head.class_centers import (
     draw_centers,
 )
 from facetrain.head.class_chunk import (
-    BoundedChunk,
     Chunk,
     FusedChunk,
     default_chunk_size,
     fused_chunks_available,
+    plain_chunk_type,
 )
 from facetrain.head.class_shard import row_pieces, shard_classes
 from facetrain.head.expectations import Expectations
@@ -44,7 +44,7 @@ from facetrain.head.row_file import Layout
 from facetrain.head.row_optimizer import CenterUpdate, RowOptimizer, moment_layout, one_pass_available
 from facetrain.head.sampling import ClassSampler, SampledClasses, Stage
 from facetrain.head.sharded_softmax import ClassSweep, TakeGradient, sharded_cross_entropy, without_autocast
-from facetrain.head.softmax import are_few, is_bounded
+from facetrain.head.softmax import are_few
 from facetrain.head.target import NearestCount
 
 
@@ -164,7 +164,8 @@ class PartialFC(BaseHead):
         self._optimizer = RowOptimizer(update or CenterUpdate(), self._device, seed=key_of(seed, NOISE))
         self._gradient = AccumulatedGradient()
         self._sampler = self._build_sampler()
-        self.chunk_type: type[Chunk] = Chunk
+        self.chunk_type: type[Chunk] | None = None
+        """Chunks that kernels compute; None: PyTorch's operations do."""
         self._nearest = NearestCount(process_group)
         self._step, self._calls = 0, 0
         self._begun = False
@@ -179,7 +180,7 @@ class PartialFC(BaseHead):
     @property
     def uses_kernels(self) -> bool:
         """Whether Triton kernels compute the logits, or update the centers."""
-        return self.chunk_type is FusedChunk or self._optimizer.one_pass
+        return self.chunk_type is not None or self._optimizer.one_pass
 
     def use_kernels(self) -> None:
         """Compute with Triton kernels where there are some, on a machine where they are verified."""
@@ -191,7 +192,7 @@ class PartialFC(BaseHead):
     def avoid_kernels(self) -> None:
         """Compute with PyTorch's operations from now on: the kernels do not work on this machine."""
         # Both, whichever of them has failed: the self-test is one of whole steps.
-        self.chunk_type, self._optimizer.one_pass = Chunk, False
+        self.chunk_type, self._optimizer.one_pass = None, False
 
     def with_classes(self, num_classes: int) -> PartialFC:
         """Return a new head that computes as this one, with other classes and the centers on the device."""
@@ -319,17 +320,18 @@ class PartialFC(BaseHead):
         unit_GD, norm_G = gathered_GX, gathered_GX[:, -1] if self.needs_norms else None
         if gathered_GX.shape[1] > self.embedding_size:
             unit_GD = gathered_GX[:, : self.embedding_size]
+        product_dtype = self.product_dtype or _autocast_dtype(self.device)
         gradient = ParameterGradient(self.weight, sparse=self._sparse) if self.weight.requires_grad else None
         sweep = ClassSweep(
             sampled=sampled,
             margin=self.margin,
             group=self.group,
             classes_per_chunk=self.classes_per_chunk(global_batch),
-            chunk_type=self._chunk_type(),
-            keeps_exponentials=self._keeps_exponentials(sampled, len(unit_GD)),
+            chunk_type=self.chunk_type or plain_chunk_type(self.margin, product_dtype),
+            keeps_exponentials=self._keeps_exponentials(sampled.size * len(unit_GD), product_dtype),
             take_gradient=self._take_gradient(sampled) if gradient is None else gradient.add,
             count_nearest=self._nearest.add if self.counts_nearest else None,
-            product_dtype=self._product_dtype(),
+            product_dtype=product_dtype,
             loss_scale=self._loss_scale if self.update_in_backward else None,
             one_pass=self._optimizer.one_pass and self.update_in_backward,
             learns=self.training,
@@ -338,12 +340,7 @@ class PartialFC(BaseHead):
         anchor = self._expectations.second_anchor(sweep, self._stage)
         with without_autocast(self.device):
             loss = sharded_cross_entropy(unit_GD, norm_G, replace(sweep, second_anchor=anchor), gradient)
-        # In the first step, and not when a checkpoint is loaded into a margin that has no such tensors yet.
-        if new := set(self.margin.state()) ^ self._margin_state:
-            raise UsageError(
-                f"the margin {self.margin.name}: {', '.join(sorted(new))} in its state was not there before the first "
-                "batch, or is no longer, so that no checkpoint could restore it; create all its tensors in __init__"
-            )
+        self._require_same_state()
         return loss
 
     def step(self, grad_scale: Tensor, skip: Tensor) -> None:
@@ -418,27 +415,18 @@ class PartialFC(BaseHead):
         """
         return shard_state.join(states)
 
-    def _product_dtype(self) -> torch.dtype | None:
-        kind = self.device.type
-        has_autocast = torch.amp.is_autocast_available(kind)  # the meta device has none
-        if self.product_dtype is not None or not has_autocast or not torch.is_autocast_enabled(kind):
-            return self.product_dtype
-        return torch.bfloat16 if self.device.type != "cuda" or multiplies_bfloat16(self.device) else None
+    def _require_same_state(self) -> None:
+        # In the first step, and not when a checkpoint is loaded into a margin that has no such tensors yet.
+        if new := set(self.margin.state()) ^ self._margin_state:
+            raise UsageError(
+                f"the margin {self.margin.name}: {', '.join(sorted(new))} in its state was not there before the first "
+                "batch, or is no longer, so that no checkpoint could restore it; create all its tensors in __init__"
+            )
 
-    def _chunk_type(self) -> type[Chunk]:
-        margin = self.margin
-        bounded = is_bounded(margin.scale, changes_negatives=margin.changes_negatives)
-        # float16 has not the range of exp(z).
-        if self.chunk_type is Chunk and bounded and self._product_dtype() != torch.float16:
-            return BoundedChunk
-        return self.chunk_type
-
-    def _keeps_exponentials(self, sampled: SampledClasses, batch: int) -> bool:
+    def _keeps_exponentials(self, logits: int, product_dtype: torch.dtype | None) -> bool:
         if self._recompute is not None:
             return not self._recompute
-        weight = sampled.tables.by_name["weight"].data
-        classes = len(weight) if sampled.index_S is None else len(sampled.index_S)
-        needed = classes * batch * (self._product_dtype() or torch.float32).itemsize
+        needed = logits * (product_dtype or torch.float32).itemsize
         return are_few(needed, self.shard.size * self.embedding_size)
 
     def classes_per_chunk(self, global_batch: int) -> int:
@@ -455,3 +443,11 @@ class PartialFC(BaseHead):
         if self.update_in_backward:
             return partial(self._optimizer.update, sampled.tables.by_name)
         return self._gradient.of_micro_batch(sampled.host_index_S)
+
+
+def _autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """Return the dtype of the large products where autocast is on; None: it is off, or no help on the device."""
+    # The meta device has no autocast.
+    if not torch.amp.is_autocast_available(device.type) or not torch.is_autocast_enabled(device.type):
+        return None
+    return torch.bfloat16 if device.type != "cuda" or multiplies_bfloat16(device) else None

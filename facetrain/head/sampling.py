@@ -71,6 +71,12 @@ class SampledClasses:
     host_index_S: np.ndarray | None = None
     """`index_S` on the host."""
 
+    @property
+    def size(self) -> int:
+        """Number of these classes, S."""
+        # Without an index, all rows: the chunks are then slices, which need no copy.
+        return len(self.tables.by_name["weight"].data) if self.index_S is None else len(self.index_S)
+
 
 class ClassSampler:
     """Selects the classes of each step: a sample with the batch's classes in it, or all classes of the shard.

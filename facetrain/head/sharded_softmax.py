@@ -88,13 +88,6 @@ class ClassSweep:
     """Pass over the second anchor of each class, whose part is added to the loss."""
 
     @property
-    def size(self) -> int:
-        """Number of classes of this rank that take part, S."""
-        # Without an index, all rows: the chunks are then slices, which need no copy.
-        index_S = self.sampled.index_S
-        return len(self.weight.data) if index_S is None else len(index_S)
-
-    @property
     def weight(self) -> RowTable:
         """Table of the centers."""
         return self.sampled.tables.by_name[self.table]
@@ -106,8 +99,9 @@ class ClassSweep:
 
         `inverse_norm_S` has 1 / |w| of all centers in the backward pass; it is None in the forward pass.
         """
-        for start in range(0, self.size, self.classes_per_chunk):
-            stop, index_S = min(start + self.classes_per_chunk, self.size), self.sampled.index_S
+        size, index_S = self.sampled.size, self.sampled.index_S
+        for start in range(0, size, self.classes_per_chunk):
+            stop = min(start + self.classes_per_chunk, size)
             rows: Rows = slice(start, stop) if index_S is None else index_S[start:stop]
             inverse_norm_C = None if inverse_norm_S is None else inverse_norm_S[start:stop]
             # Not assigned to a name here: it would keep the chunk's memory until the next one exists.
@@ -123,7 +117,7 @@ class ClassSweep:
         """
         statistics_PG = softmax.begin(target.cos_G)
         # Kept for the backward pass: S numbers save it a pass over the centers.
-        inverse_norm_S, kept = target.cos_G.new_empty(self.size), []
+        inverse_norm_S, kept = target.cos_G.new_empty(self.sampled.size), []
         for _, chunk in self.chunks(factor_GD, target):
             if self.keeps_exponentials and isinstance(chunk, BoundedChunk):
                 statistics_PG, exponential_GC = chunk.exponentials(statistics_PG)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from facetrain.head.center_gradient import UnfinishedGradient
 from facetrain.head.class_centers import RowTables, Storage, allocate_tables
-from facetrain.head.class_chunk import Chunk, FusedChunk
+from facetrain.head.class_chunk import FusedChunk
 from facetrain.head.kernels.center_update import update_centers
 from facetrain.head.kernels.margin_softmax import LogitFactors, add_statistics, slopes
 from facetrain.head.row_optimizer import CenterUpdate, RowOptimizer, moment_layout
@@ -59,7 +59,7 @@ def head_errors(margin, rate):
             embedding_size=24, num_classes=203, margin=combined(**MARGINS[margin]), sample_rate=rate, seed=1,
             chunk_size=70, weight_decay=0.01, device=DEVICE,
         )  # fmt: skip
-        head.chunk_type = FusedChunk if fused else Chunk
+        head.chunk_type = FusedChunk if fused else None
         head._optimizer.one_pass = fused
         generator = torch.Generator().manual_seed(0)
         losses, gradients = [], []

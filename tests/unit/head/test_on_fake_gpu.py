@@ -8,7 +8,7 @@ from facetrain.config.schema import Config
 from facetrain.distributed import collectives
 from facetrain.distributed.world import World
 from facetrain.errors import UsageError
-from facetrain.head.class_chunk import Chunk, FusedChunk
+from facetrain.head.class_chunk import FusedChunk
 from facetrain.head.sampling import Stage
 from facetrain.run.parts.head import build_head
 from facetrain.run.parts.step_schedule import schedule_steps
@@ -143,5 +143,5 @@ def test_the_products_run_in_16_bits_on_gpus_that_are_faster_at_it(
     # The kernels compute the cosines of the backward pass again; the other chunks keep their exponentials.
     is_fused = dtype == torch.bfloat16
     assert products.dtypes + found == [(dtype, dtype)] * (4 if is_fused else 3)
-    assert head.chunk_type is (FusedChunk if is_fused else Chunk)
+    assert head.chunk_type is (FusedChunk if is_fused else None)
     assert not head._gradient.take() and not gpu.waits[0], "the gradient of all centers is never collected"
