@@ -195,13 +195,18 @@ def main_thread_position() -> str:
 
 
 def _start(peers: Peers, timeout_s: float) -> subprocess.Popen[bytes]:
-    descriptor = peers.listener.fileno() if peers.listener else None
-    shared = {name: getattr(peers, name) for name in ("rank", "places", "token", "address", "speaks")}
-    error_file = os.environ.get(_REASON_FILE, "")
-    # The settings go through the pipe and not the command line, which every user of the host can read: one is the
-    # token.
-    own = {"pid": os.getpid(), "timeout_s": timeout_s, "error_file": error_file, "listener": descriptor}
-    others = list(watchdog_process.descendants(os.getpid()))
+    settings = watchdog_process.Settings(
+        rank=peers.rank,
+        places=peers.places,
+        token=peers.token,
+        address=peers.address,
+        speaks=peers.speaks,
+        listener=peers.listener.fileno() if peers.listener else None,
+        pid=os.getpid(),
+        timeout_s=timeout_s,
+        error_file=os.environ.get(_REASON_FILE, ""),
+        others=list(watchdog_process.descendants(os.getpid())),
+    )
     process = subprocess.Popen(
         # -S and -E: the program needs no site packages, and no variable of the rank may change it.
         [sys.executable, "-S", "-E", watchdog_process.__file__],
@@ -210,10 +215,11 @@ def _start(peers: Peers, timeout_s: float) -> subprocess.Popen[bytes]:
         # A line that waited in a buffer would be a rank that seems to hang.
         bufsize=0,
         env={},
-        pass_fds=() if descriptor is None else (descriptor,),
+        pass_fds=() if settings.listener is None else (settings.listener,),
     )
     assert process.stdin is not None, "stdin is a pipe"
-    process.stdin.write(json.dumps(shared | own | {"others": others}).encode() + b"\n")
+    # Through the pipe and not by the command line, which every user of the host can read: one setting is the token.
+    process.stdin.write(json.dumps(settings._asdict()).encode() + b"\n")
     if peers.listener:
         # The watchdog has its own copy; with this one open, the port would outlive it.
         peers.listener.close()

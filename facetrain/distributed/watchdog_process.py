@@ -5,7 +5,7 @@ and need little memory, and no lock of the rank (Python's, or one of a C library
 
 Lines from the rank, on standard input:
 
-    {...}                   settings, as JSON; the first line
+    {...}                   `Settings`, as JSON; the first line
     at POSITION             where the main thread is; once a second
     timeout SECONDS         how long other ranks wait for this one from now on
     within SECONDS CODE WHY the rank ends itself within so many seconds, or is to be ended with this exit code
@@ -37,7 +37,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from types import SimpleNamespace
+from typing import NamedTuple
 
 _UNREACHABLE_S = 15
 _KEEP_ALIVES = 5
@@ -71,6 +71,26 @@ _FAILURE, _LOST_RANK = 1, 3
 """Exit codes of a single process and of one of several ranks, whose agent knows more (`facetrain.errors`)."""
 
 
+class Settings(NamedTuple):
+    """What a watchdog guards. The fields from `rank` to `speaks` are those of `watchdog.Peers`."""
+
+    rank: int
+    places: list[str]
+    token: str
+    address: tuple[str, int] | None
+    speaks: bool
+    listener: int | None
+    """Descriptor of the listening socket, on rank 0."""
+    pid: int
+    """The process of the rank."""
+    timeout_s: float
+    """Seconds that other ranks wait for this one, at first."""
+    error_file: str
+    """File in which the reason of an end is left for the elastic agent; "" without one."""
+    others: list[int]
+    """Processes that are no helpers."""
+
+
 class _Lines:
     """Lines that arrive in pieces over a descriptor."""
 
@@ -102,30 +122,30 @@ class _Helpers:
     compiler without end, because it keeps both ends of the pipes to it open.
     """
 
-    def __init__(self, settings: SimpleNamespace) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings) -> None:
+        self._pid = settings.pid
         # A program that calls facetrain may have processes that it stops on purpose.
         self._others = {*settings.others, os.getpid()}
         self._waited_s = 0.0
         self._looks: dict[int, int] = {}
         self._commands: dict[int, str] = {}
 
-    def find_fault(self, passed_s: float) -> tuple[int, str] | None:
+    def find_fault(self, passed_s: float, timeout_s: float) -> tuple[int, str] | None:
         """Return a helper that has not worked for the whole time limit, and the reason; look from time to time.
 
         The looks are counted, not the seconds: Ctrl-Z stops this watchdog together with the helpers.
         """
-        self._waited_s, limit_s = self._waited_s + passed_s, min(self._settings.timeout_s, _HELPER_S)
+        self._waited_s, limit_s = self._waited_s + passed_s, min(timeout_s, _HELPER_S)
         if self._waited_s < limit_s / _LOOKS:
             return None
         self._waited_s = 0.0
-        helpers = [pid for pid in descendants(self._settings.pid) if pid not in self._others]
+        helpers = [pid for pid in descendants(self._pid) if pid not in self._others]
         # A killed process has no command line any more.
         self._commands = {pid: _command(pid) or self._commands.get(pid, "") for pid in helpers}
         waited_for = [
             pid
             for pid in helpers
-            if _session_of(pid) == _session_of(self._settings.pid)
+            if _session_of(pid) == _session_of(self._pid)
             and not any(part in self._commands[pid] for part in _NOT_WAITED_FOR)
         ]
         faults = {pid: fault for pid in waited_for if (fault := _helper_fault(pid))}
@@ -141,14 +161,10 @@ class _Helpers:
 class Watchdog:
     """Watchdog of one rank."""
 
-    def __init__(self, settings: SimpleNamespace, listener: socket.socket | None) -> None:
-        """Connect to rank 0, or listen for the other ranks on rank 0.
-
-        The settings are `pid`, `rank`, `timeout_s`, `error_file`, `token`, `places` (host and process of
-        each rank), `others` (processes that are no helpers), `address` (host and port of rank 0; null: no connection)
-        and `speaks` (whether this rank prints why it ends although another rank is the reason).
-        """
+    def __init__(self, settings: Settings, listener: socket.socket | None) -> None:
+        """Connect to rank 0, or listen for the other ranks on rank 0."""
         self._settings, self._pid, self._rank = settings, settings.pid, settings.rank
+        self._timeout_s = settings.timeout_s
         self._selector, self._from_rank = selectors.DefaultSelector(), _Lines()
         self._links: list[_Link] = []
         # What the rank has shown of itself: where it is, and for how long it has been silent or stopped.
@@ -192,7 +208,7 @@ class Watchdog:
             if kind == "at":
                 self._position = rest
             elif kind == "timeout":
-                self._settings.timeout_s = float(rest)
+                self._timeout_s = float(rest)
             elif kind == "within":
                 seconds, code, why = rest.split(" ", 2)
                 self._end_in(float(seconds), why, prints=True, exit_code=int(code))
@@ -215,9 +231,9 @@ class Watchdog:
         if self._has_others:  # no rank waits for a single process: it may be stopped
             if self._stopped_s > _STOPPED_S:
                 self._end_in(0, f"was stopped (SIGSTOP, or Ctrl-Z) for {_STOPPED_S:.0f} s", prints=True)
-            elif self._silent_s > self._settings.timeout_s + _GRACE_S:
+            elif self._silent_s > self._timeout_s + _GRACE_S:
                 self._end_in(0, f"has not run for {self._silent_s:.0f} s", prints=True)
-        if fault := self._helpers.find_fault(passed_s):
+        if fault := self._helpers.find_fault(passed_s, self._timeout_s):
             helper, reason = fault
             with suppress(OSError):
                 os.kill(helper, signal.SIGKILL)  # or it would stay when the rank has ended
@@ -466,7 +482,7 @@ def main() -> None:
         line = lines.readline()
     if not line.endswith(b"\n"):
         return  # a signal has ended the rank before it could say what to guard
-    settings = SimpleNamespace(**json.loads(line))
+    settings = Settings(**json.loads(line))
     listener = None if settings.listener is None else socket.socket(fileno=settings.listener)
     watchdog = Watchdog(settings, listener)
     _write_to_rank("ready")
