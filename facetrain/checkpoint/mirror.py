@@ -21,12 +21,10 @@ import secrets
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from facetrain.checkpoint.commit import (
     CHECKPOINTS,
@@ -46,14 +44,12 @@ from facetrain.checkpoint.manifest import (
     read_manifest,
     sha256_of,
 )
+from facetrain.checkpoint.mirror_store import MirrorStore
 from facetrain.checkpoint.run_id import RUN_ID_FILE, run_id_of
 from facetrain.errors import CheckpointError, DamagedCheckpointError, UsageError
-from facetrain.files import make_folder, os_errors_as, replacing
+from facetrain.files import make_folder, os_errors_as
 from facetrain.remote.address import public
-from facetrain.remote.filesystem import open_filesystem, side_by_side, with_retries
-from facetrain.remote.ranges import download_ranges
-
-T = TypeVar("T")
+from facetrain.remote.filesystem import side_by_side
 
 _LEFT_MANIFEST = f"left_{MANIFEST}"
 _PROCESS = secrets.token_hex(8)
@@ -75,11 +71,8 @@ class Mirror:
 
     def __init__(self, url: str, *, process: str = _PROCESS) -> None:
         """Take the address of the run: that of the mirror and the name of the run folder."""
-        self.url, self._process = url.rstrip("/"), process
-        filesystem, self._root = open_filesystem(self.url)
-        from fsspec.implementations.dirfs import DirFileSystem
-
-        self._store = DirFileSystem(self._root, filesystem)
+        self._store, self._process = MirrorStore(url), process
+        self.url = self._store.url
 
     def steps(self) -> list[int]:
         """Return the steps of the complete checkpoints, in ascending order."""
@@ -93,7 +86,7 @@ class Mirror:
             CheckpointError: another version of facetrain has written it.
         """
         with tempfile.TemporaryDirectory() as folder:
-            self._download(_manifest_name(step), Path(folder, MANIFEST))
+            self._store.download(_manifest_name(step), Path(folder, MANIFEST))
             try:
                 return read_manifest(Path(folder))
             except CheckpointError as error:
@@ -107,7 +100,7 @@ class Mirror:
     def read_text(self, name: str) -> str:
         """Return a file of the run folder, which is text."""
         with tempfile.TemporaryDirectory() as folder:
-            self._download(name, Path(folder, name))
+            self._store.download(name, Path(folder, name))
             return Path(folder, name).read_text(encoding="utf-8", errors="replace")
 
     def check_run(self, run_id: str) -> None:
@@ -119,7 +112,7 @@ class Mirror:
         found: str | None = run_id
         if steps := self.steps():
             newest = next(self._sound_manifests(reversed(steps)), None)
-            found = self._content(RUN_ID_FILE) if newest is None else run_id_of(newest)
+            found = self._store.read(RUN_ID_FILE) if newest is None else run_id_of(newest)
         if found != run_id:
             raise UsageError(
                 f"{public(self.url)}: holds the checkpoints of another run (id {found}, and this one has {run_id}); "
@@ -135,7 +128,7 @@ class Mirror:
             UsageError: another run has checkpoints there.
         """
         self.check_run(run_id)
-        self._do(_CLAIM, lambda: self._store.pipe_file(_CLAIM, f"{run_id} {self._process}\n".encode()))
+        self._store.write(_CLAIM, f"{run_id} {self._process}\n")
 
     def require_claim(self, run_id: str) -> None:
         """Check that no other process has claimed the mirror since.
@@ -143,7 +136,7 @@ class Mirror:
         Raises:
             CheckpointError: another run has, or another process of this run.
         """
-        other, _, process = self._content(_CLAIM).partition(" ")
+        other, _, process = self._store.read(_CLAIM).partition(" ")
         if (other, process) == (run_id, self._process):
             return
         if other != run_id:
@@ -159,7 +152,7 @@ class Mirror:
     def upload(self, folder: Path, step: int, files: Iterable[FileEntry]) -> None:
         """Upload files of a checkpoint from its folder, except those that are there already."""
         for entry in self.missing(step, files):
-            self._put(folder / entry.name, _object_name(step, entry))
+            self._store.upload(folder / entry.name, _object_name(step, entry))
 
     def missing(self, step: int, files: Iterable[FileEntry]) -> list[FileEntry]:
         """Return the given files of a checkpoint that are not in the mirror yet."""
@@ -168,8 +161,7 @@ class Mirror:
 
     def commit(self, manifest: Manifest) -> None:
         """Make a checkpoint complete, all of whose files are there."""
-        name = _manifest_name(manifest.step)
-        self._do(name, lambda: self._store.pipe_file(name, manifest.dump().encode()))
+        self._store.write(_manifest_name(manifest.step), manifest.dump())
 
     def remove_surplus(self, committed: int, *, keep: int, best_metric: str | None) -> None:
         """Remove all checkpoints except the newest `keep` and the best one, and what interrupted uploads have left.
@@ -179,20 +171,17 @@ class Mirror:
         """
         objects = self._objects()
         steps = sorted({*_complete(objects), committed})
-        best = None
+        kept: set[int | None] = {*steps[-keep:]}
         if best_metric:
-            best = best_step({each.step: each for each in self._sound_manifests(steps)}, best_metric)
-        kept = {*steps[-keep:], best}
+            kept.add(best_step({each.step: each for each in self._sound_manifests(steps)}, best_metric))
         # The manifests first: a checkpoint whose removal is interrupted must not be found.
         for step in set(steps) - kept:
-            self._remove(_manifest_name(step))
-        left = {
-            step: self._left_objects(step) for _, step, file in _parsed(objects) if file == _LEFT_MANIFEST
-        }
+            self._store.remove(_manifest_name(step))
+        left = [step for _, step, file in _parsed(objects) if file == _LEFT_MANIFEST]
+        kept_names = {name for step in left for name in self._left_objects(step, objects)}
         for name, step, file in _parsed(objects):
-            of_left = left.get(step, set())
-            if step not in kept and file != MANIFEST and of_left is not None and name not in of_left:
-                self._remove(name)
+            if step not in kept and file != MANIFEST and name not in kept_names:
+                self._store.remove(name)
 
     def _sound_manifests(self, steps: Iterable[int]) -> Iterator[Manifest]:
         """Yield the manifests of steps, without the damaged ones."""
@@ -200,31 +189,26 @@ class Mirror:
             with suppress(DamagedCheckpointError):
                 yield self.manifest(step)
 
-    def _content(self, name: str) -> str:
-        """Return an object that is a line of text."""
-        return self._do(name, lambda: self._store.cat_file(name)).decode("utf-8", "replace").strip()
-
-    def _left_objects(self, step: int) -> set[str] | None:
+    def _left_objects(self, step: int, objects: Iterable[str]) -> set[str]:
         """Return the objects of a checkpoint that the run has left; others of the step are of a later one.
 
-        None if its manifest is damaged: all of the step are then kept.
+        If its manifest is damaged, any object of the step may be one of them.
         """
         name = _manifest_name(step, _LEFT_MANIFEST)
         with tempfile.TemporaryDirectory() as folder:
-            self._download(name, Path(folder, MANIFEST))
+            self._store.download(name, Path(folder, MANIFEST))
             try:
                 files = read_manifest(Path(folder)).files
             except DamagedCheckpointError:
-                return None
+                return {name for name, other, _ in _parsed(objects) if other == step}
         return {name, *(_object_name(step, entry) for entry in files)}
 
     def leave_after(self, step: int) -> None:
         """Keep the checkpoints after a step, from which the run continues, but no longer count them."""
         for later in self.steps():
             if later > step:
-                source, target = _manifest_name(later), _manifest_name(later, _LEFT_MANIFEST)
-                self._do(source, partial(self._store.cp_file, source, target))
-                self._remove(source)
+                self._store.copy(_manifest_name(later), _manifest_name(later, _LEFT_MANIFEST))
+                self._store.remove(_manifest_name(later))
 
     def fetch(self, step: int, checkpoints: Path) -> None:
         """Make a checkpoint of the mirror complete on this disk: download what the folder of checkpoints lacks.
@@ -240,7 +224,7 @@ class Mirror:
             target, scratch = step_folder(checkpoints, step), scratch_folder(checkpoints, step)
             make_scratch_folder(scratch)
             try:
-                self._download(_manifest_name(step), scratch / MANIFEST)
+                self._store.download(_manifest_name(step), scratch / MANIFEST)
                 manifest = read_manifest(scratch)
                 is_same = is_regular_file(target / MANIFEST) and sha256_of(target / MANIFEST) == sha256_of(
                     scratch / MANIFEST
@@ -271,7 +255,7 @@ class Mirror:
         def fetch_file(entry: FileEntry) -> None:
             path = folder / entry.name
             if not is_regular_file(path) or sha256_of(path) != entry.sha256:
-                self._download(_object_name(step, entry), path, entry.sha256, report)
+                self._store.download(_object_name(step, entry), path, entry.sha256, report)
 
         try:
             side_by_side(fetch_file, files, _DOWNLOADS)
@@ -285,55 +269,19 @@ class Mirror:
                 if path.suffix != ".safetensors":
                     # A copy: training appends to records, and a request announces the size in advance.
                     path = Path(shutil.copyfile(path, Path(folder, path.name)))
-                self._put(path, path.name)
+                self._store.upload(path, path.name)
 
     def fetch_files(self, folder: Path) -> None:
         """Download the files of the run folder, except models. Files that exist stay, but records are replaced."""
         with os_errors_as(CheckpointError, folder):
-            for name in self._find(""):
+            for name in self._store.find(""):
                 is_wanted = _FILE.fullmatch(name) and not name.endswith(".safetensors")
                 if is_wanted and (name.endswith(".jsonl") or not os.path.lexists(folder / name)):
-                    self._download(name, folder / name)
+                    self._store.download(name, folder / name)
 
     def _objects(self) -> dict[str, int]:
         """Return the sizes in bytes of the objects of all checkpoints, by their names in the mirror."""
-        return self._find(CHECKPOINTS)
-
-    def _find(self, place: str) -> dict[str, int]:
-        found = self._do(place, lambda: self._store.find(place, detail=True))
-        return {name: info["size"] for name, info in found.items()}
-
-    def _put(self, path: Path, name: str) -> None:
-        self._do(name, lambda: self._store.put_file(str(path), name))
-
-    def _remove(self, name: str) -> None:
-        self._do(name, lambda: self._store.rm_file(name))
-
-    def _download(
-        self,
-        name: str,
-        target: Path,
-        sha256: str | None = None,
-        report: Callable[[int], None] = lambda count: None,
-    ) -> None:
-        """Download an object, and compare it with the checksum of a manifest if there is one.
-
-        `report` is called as by `download_ranges`, and before anything is written.
-        """
-        size = int(self._do(name, lambda: self._store.info(name)["size"]))
-        report(0)
-        with replacing(target) as scratch:
-            place = f"{self._root}/{name}"
-            found = download_ranges(self.url, place, size, scratch, kind=CheckpointError, report=report)
-            if sha256 not in (None, found):
-                raise DamagedCheckpointError(
-                    f"{public(self.url)}/{name}: checksum differs from the one in {MANIFEST}; the checkpoint is "
-                    "damaged: continue from another one with --checkpoint STEP"
-                )
-
-    def _do(self, name: str, operation: Callable[[], T]) -> T:
-        """Return the result of an operation on an object, or on those below a name; errors name it."""
-        return with_retries(f"{self.url}/{name}".rstrip("/"), operation, CheckpointError)
+        return self._store.find(CHECKPOINTS)
 
 
 def _manifest_name(step: int, name: str = MANIFEST) -> str:

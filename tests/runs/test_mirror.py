@@ -109,7 +109,7 @@ def test_a_run_whose_last_upload_fails_has_failed_and_a_resume_uploads_what_is_m
     object_store.full = False
     assert training.go_on(folder) == 0
     assert read_state(folder).state == "finished" and Mirror(f"{URL}/one").steps() == [12]
-    assert "model.safetensors" in Mirror(f"{URL}/one")._find("")
+    assert "model.safetensors" in Mirror(f"{URL}/one")._store.find("")
 
 
 @pytest.mark.slow
@@ -129,7 +129,7 @@ def test_ctrl_c_leaves_the_wait_for_a_slow_store_and_a_resume_uploads_the_rest(
     object_store.latency_s, mirror = 0, Mirror(f"{URL}/{run.name}")
     assert mirror.steps() != [10, 12]
     assert training.resume(load_config(run / "config.yaml"), run, None) == 0
-    assert mirror.steps()[-1] == 12 and "model.safetensors" in mirror._find("")
+    assert mirror.steps()[-1] == 12 and "model.safetensors" in mirror._store.find("")
 
 
 @pytest.mark.slow
@@ -138,7 +138,7 @@ def test_the_results_are_in_the_mirror_and_a_run_goes_on_from_there_on_two_ranks
 ):
     config = load_config(describe(checkpoint=MIRRORED))
     assert training.train(config, tmp_path / "one") == 0
-    names = set(Mirror(f"{URL}/one")._find(""))
+    names = set(Mirror(f"{URL}/one")._store.find(""))
     assert {"config.yaml", "metrics.jsonl", "log.txt", "run_id.txt", "model.safetensors"} <= names
     flip_a_bit(Checkpoint.open(tmp_path / "one").folder / "replicated.safetensors")
     more = TrainRequest(command="resume", run_dir=str(tmp_path / "one"), overrides=["train.max_steps=14"])

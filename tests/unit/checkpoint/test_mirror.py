@@ -12,6 +12,7 @@ import torch
 from facetrain.checkpoint.commit import step_folder
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.mirror import Mirror
+from facetrain.checkpoint.mirror_store import MirrorStore
 from facetrain.config.schema import Config
 from facetrain.distributed import collectives
 from facetrain.errors import CheckpointError, DamagedCheckpointError, UsageError
@@ -67,18 +68,18 @@ def test_a_host_downloads_only_the_files_that_it_lacks(tmp_path, store):
 def test_an_upload_that_ends_after_any_request_leaves_complete_checkpoints_only(tmp_path, monkeypatch, again):
     upload(tmp_path, save(tmp_path, 2), keep=1)
     second = save(tmp_path, 2 if again else 4, note="second")
-    do, left, seen = Mirror._do, [0], []
+    do, left, seen = MirrorStore._do, [0], []
 
-    def limited(mirror, name, operation):
+    def limited(store, name, operation):
         if left[0] == 0:
             raise CheckpointError("the process has ended")
         left[0] -= 1
-        return do(mirror, name, operation)
+        return do(store, name, operation)
 
     for count in range(100):
         left[0] = count
         with monkeypatch.context() as patch:
-            patch.setattr(Mirror, "_do", limited)
+            patch.setattr(MirrorStore, "_do", limited)
             upload(tmp_path, second, keep=1)
         newest = fetched(tmp_path / str(count), Mirror(URL).steps()[-1])
         seen.append((newest.step, newest.meta["note"]))
@@ -149,14 +150,14 @@ def test_a_full_store_is_one_warning_and_a_later_upload_succeeds(tmp_path, store
 
 
 def test_an_object_that_the_store_loses_after_its_upload_ends_the_wait(tmp_path, monkeypatch):
-    put = Mirror._put
+    put = MirrorStore.upload
 
-    def lose_rows(mirror, path, name):
+    def lose_rows(store, path, name):
         if not path.name.startswith("rows_"):
-            put(mirror, path, name)
+            put(store, path, name)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Mirror, "_put", lose_rows)
+        patch.setattr(MirrorStore, "upload", lose_rows)
         saved = save(tmp_path, 2)
         assert "rows_" in upload(tmp_path, saved) and Mirror(URL).steps() == []
     assert upload(tmp_path, saved) == "" and Mirror(URL).steps() == [2]
@@ -208,15 +209,15 @@ def test_a_store_that_lists_new_objects_late_keeps_the_checkpoint_that_was_commi
     tmp_path, monkeypatch, capsys
 ):
     upload(tmp_path, save(tmp_path, 2))
-    find = Mirror._find
+    find = MirrorStore.find
 
-    def find_late(mirror, place):
-        found = find(mirror, place)
+    def find_late(store, place):
+        found = find(store, place)
         found.pop("checkpoints/step_00000004/manifest.json", None)
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(Mirror, "_find", find_late)
+        patch.setattr(MirrorStore, "find", find_late)
         assert upload(tmp_path, save(tmp_path, 4), keep=1) == "" and not capsys.readouterr().err
     assert Mirror(URL).steps() == [4] and fetched(tmp_path / "other", 4).step == 4
 
@@ -254,7 +255,7 @@ def test_files_are_downloaded_side_by_side_and_the_first_error_waits_for_none_th
         ended.append(path)
         raise cancelled.value
 
-    monkeypatch.setattr("facetrain.checkpoint.mirror.download_ranges", download)
+    monkeypatch.setattr("facetrain.checkpoint.mirror_store.download_ranges", download)
     with pytest.raises(CheckpointError, match="the store refuses"):
         Mirror(URL).fetch(2, tmp_path / "other" / "checkpoints")
     has_failed.set()
@@ -278,7 +279,7 @@ def test_a_download_that_writes_while_its_folder_is_removed_leaves_none(tmp_path
             (scratch[0] / "late").write_bytes(b"late")
         rmdir(path, **options)
 
-    monkeypatch.setattr("facetrain.checkpoint.mirror.download_ranges", download)
+    monkeypatch.setattr("facetrain.checkpoint.mirror_store.download_ranges", download)
     monkeypatch.setattr(os, "rmdir", remove)
     with pytest.raises(CheckpointError, match="the store refuses"):
         Mirror(URL).fetch(2, checkpoints)
@@ -422,14 +423,15 @@ def test_steps_that_are_saved_again_free_their_place_and_keep_what_was_left(tmp_
 def test_a_record_that_grows_while_it_is_uploaded_is_uploaded_as_it_was(tmp_path, monkeypatch):
     mirror, record = Mirror(URL), tmp_path / "metrics.jsonl"
     record.write_text('{"step": 1}\n')
-    put = mirror._store.put_file
+    objects = mirror._store._objects
+    put = objects.put_file
 
     def put_while_it_grows(source, name):
         with record.open("a") as file:
             file.write('{"step": 2}\n')
         put(source, name)
 
-    monkeypatch.setattr(mirror._store, "put_file", put_while_it_grows)
+    monkeypatch.setattr(objects, "put_file", put_while_it_grows)
     mirror.upload_files([record])
     assert mirror.read_text("metrics.jsonl") == '{"step": 1}\n'
 
