@@ -18,6 +18,7 @@ from facetrain.backbone.zoo import build_backbone
 from facetrain.config.loading import values_of_overrides
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset, evenly_spread
+from facetrain.data.images.copies import different_images
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.skipped_files import skipped_summary
@@ -25,7 +26,6 @@ from facetrain.data.tools.landmark_finder import LandmarkFinder
 from facetrain.data.tools.pack import pack
 from facetrain.data.tools.selection import Selection
 from facetrain.data.tools.writing import SKIPPED_TABLE, write_parts
-from facetrain.embeddings.dense_ids import different_images
 from facetrain.embeddings.inference import Inference
 from facetrain.embeddings.photo_check import PhotoCheck
 from facetrain.errors import ModelError, RunError, UnreadableError, UsageError

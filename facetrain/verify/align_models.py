@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from facetrain.embeddings.dense_ids import different_images
+from facetrain.data.images.copies import different_images
 from facetrain.embeddings.embed_images import embed_input
 from facetrain.embeddings.embedding_files import Embeddings
 from facetrain.embeddings.embedding_map import EmbeddingMap, fit_map

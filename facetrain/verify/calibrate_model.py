@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.data.formats.bin import has_bin_suffix
+from facetrain.data.images.copies import different_images
 from facetrain.distributed.world import join
-from facetrain.embeddings.dense_ids import different_images
 from facetrain.embeddings.embed_images import embed_images, open_embedder
 from facetrain.embeddings.image_inputs import LazySequence, image_location, read_input
 from facetrain.embeddings.inference import Inference

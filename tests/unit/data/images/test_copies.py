@@ -1,4 +1,4 @@
-from facetrain.embeddings.dense_ids import different_images
+from facetrain.data.images.copies import different_images
 
 
 def test_of_equal_images_the_first_one_counts():
