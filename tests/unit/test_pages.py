@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from facetrain.pages.figures import svg
 from facetrain.pages.render import jpeg_image, render
-from facetrain.verify.output.metric_words import metric_words
+from facetrain.verify.output.formatting import metric_words
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&\x1b[2J"
 

@@ -28,10 +28,10 @@ from facetrain.verify.output.formatting import (
     format_slice_threshold,
     format_value,
     format_warnings,
+    metric_words,
     shown_metrics,
 )
 from facetrain.verify.output.hardest_pairs import hardest_pairs_of, pair_groups
-from facetrain.verify.output.metric_words import metric_words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
