@@ -82,6 +82,11 @@ class Manifest:
         body = json.loads(json.dumps(asdict(self)))
         return json.dumps({"format": FORMAT, "sha256": checksum(body)} | body, indent=1)
 
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the file, as `dump` writes it."""
+        return hashlib.sha256(self.dump().encode()).hexdigest()
+
 
 def read_manifest(folder: Path) -> Manifest:
     """Read and check the manifest of a checkpoint folder.

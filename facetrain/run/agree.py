@@ -32,7 +32,8 @@ from facetrain.run.folder.lease import Lease
 from facetrain.run.parts.open_data import RunData
 from facetrain.run.parts.step_schedule import StepSchedule, schedule_steps
 from facetrain.run.request import TrainRequest
-from facetrain.run.resolve import Claim, claim_run, digest_text, open_mirror, resolve
+from facetrain.run.resolve import open_mirror, resolve
+from facetrain.run.run_claim import Claim, claim_run
 from facetrain.run.run_plan import RunPlan
 from facetrain.telemetry.log import warn
 
@@ -174,7 +175,7 @@ def _bring_disk_to(plan: RunPlan, config: Config, ranks: Ranks, hosts: Hosts) ->
 def _open_checkpoint(plan: RunPlan, step: int) -> Checkpoint:
     # Each rank reads the manifest itself: that shows whether it sees the same files.
     checkpoint = Checkpoint.open(Path(plan.folder), step)
-    if digest_text(checkpoint.manifest.dump()) != plan.manifest:
+    if checkpoint.manifest.digest != plan.manifest:
         raise UsageError(
             f"{checkpoint.folder}: not the checkpoint that rank 0 sees under this path; use a folder that all hosts of "
             "the run share"

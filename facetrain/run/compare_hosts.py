@@ -18,7 +18,7 @@ from facetrain.run.folder.data_digests import describe_difference, digest_inputs
 from facetrain.run.folder.environment import software_of_host
 from facetrain.run.parts.open_data import RunData, open_data
 from facetrain.run.request import FOLDER_TERM, TrainRequest
-from facetrain.run.resolve import Claim
+from facetrain.run.run_claim import Claim
 from facetrain.run.run_plan import RunPlan
 
 

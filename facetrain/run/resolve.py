@@ -1,17 +1,9 @@
-"""Resolution of a run on the leader: plain code, without a collective, from the request to the plan.
-
-The leader first claims the run (`claim_run`): where it is, and what the command asks. When the other hosts have
-compared this with what they were asked, and said whether they share the folder, it decides the rest (`resolve`).
-"""
+"""Resolution of a run on the leader: plain code, without a collective, from the claim to the plan."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-from pydantic import BaseModel
 
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.mirror import Mirror
@@ -26,9 +18,8 @@ from facetrain.distributed.ranks import Ranks
 from facetrain.errors import ConfigError, UsageError
 from facetrain.files import require_temporary_folder
 from facetrain.models.model_file import newest_model_file
-from facetrain.run.asked_config import AskedConfig, asked_config, recorded_config
+from facetrain.run.asked_config import AskedConfig
 from facetrain.run.folder.accepted import Accepted
-from facetrain.run.folder.claim import FolderClaim, has_checkpoints
 from facetrain.run.folder.compatibility import (
     check_compatibility,
     check_meaning,
@@ -37,71 +28,16 @@ from facetrain.run.folder.compatibility import (
     saved_config,
 )
 from facetrain.run.folder.data_digests import check_inputs, digest_inputs, digest_weights
-from facetrain.run.folder.earlier import clean_up
-from facetrain.run.folder.environment import software_of_host
 from facetrain.run.folder.hosts import Hosts
-from facetrain.run.folder.lease import Lease
 from facetrain.run.folder.starting_point import find_starting_point
 from facetrain.run.lr_range_test import require_steps_of_test
 from facetrain.run.parts.open_data import RunData, open_data
 from facetrain.run.parts.step_schedule import StepSchedule, schedule_steps
 from facetrain.run.request import CHOSEN_KEYS, TrainRequest
+from facetrain.run.run_claim import Claim
 from facetrain.run.run_plan import RunPlan
 from facetrain.run.suited_settings import Suited, gather_facts, keys_to_choose, suited_settings
 from facetrain.training.early_stop import EarlyStop
-
-
-class Claim(BaseModel, frozen=True):
-    """Place and command of a run: all hosts compare them before anything else is read."""
-
-    terms: dict[str, Any]
-    """What the command of the leader asks beside its config."""
-    folder: str
-    token: str
-    """Token of the leader's lock: a host that sees it shares the folder."""
-    given: dict[str, Any]
-    """Values of the config, as the command gives them."""
-    versions: dict[str, str]
-    """Versions of the packages on which the numbers of a run depend, if it has several hosts."""
-    goes_on: bool
-    """Whether this job has trained the run before, and was started again."""
-    has_trained: bool
-    """Whether this job or an earlier one has trained the run before: its data could be read then."""
-    mirror: str | None
-    """Address in which hosts that share no folder keep the run."""
-
-
-def claim_run(
-    request: TrainRequest, ranks: Ranks, launchers: Sequence[str], lease: Lease
-) -> tuple[Claim, AskedConfig]:
-    """Find or create the folder of the run and lock it; return the claim and the config. For the leader only.
-
-    Raises:
-        UsageError: the request cannot be met: the config, the folder, another process that writes the run.
-        RunError: the folder cannot be written to.
-    """
-    folders = FolderClaim(launchers, ranks.restarts, lease)
-    if request.command == "resume":
-        folder, asked = recorded_config(request)
-        folders.continued(folder)
-    else:
-        asked = asked_config(request)
-        folder = _folder_of_new_run(request, asked.config, folders, lease)
-    lease.lock(folder, launchers)
-    # Before a checkpoint is chosen: a save that a kill has interrupted between two renames is completed first.
-    clean_up(folder)
-    goes_on = folders.was_used(folder)
-    claim = Claim(
-        terms=request.terms,
-        folder=str(folder),
-        token=lease.token,
-        given=asked.given,
-        versions=software_of_host() if ranks.spans_hosts else {},
-        goes_on=goes_on,
-        has_trained=goes_on or has_checkpoints(folder),
-        mirror=asked.config.checkpoint.mirror,
-    )
-    return claim, asked
 
 
 def resolve(
@@ -180,7 +116,7 @@ def _continued(
         ConfigError: the run has read other data, or was trained with other settings, which neither the command sets nor
             an earlier one has set that continued from this checkpoint.
     """
-    changes, manifest = find_config_changes(checkpoint, config), digest_text(checkpoint.manifest.dump())
+    changes, manifest = find_config_changes(checkpoint, config), checkpoint.manifest.digest
     accepted = Accepted.since(manifest, Path(plan.folder))
     check_compatibility(checkpoint, config, total_steps=schedule.total_steps)
     check_meaning(checkpoint, accepted.new_changes(changes), plan.set_keys)
@@ -223,21 +159,6 @@ def open_mirror(config: Config, folder: Path) -> Mirror | None:
         return None
     require_temporary_folder()
     return Mirror(f"{url}/{folder.absolute().name}")
-
-
-def digest_text(text: str) -> str:
-    """Return a checksum of a text."""
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _folder_of_new_run(request: TrainRequest, config: Config, folders: FolderClaim, lease: Lease) -> Path:
-    if lease.folder:  # the request was changed by what was measured for this run
-        return lease.folder
-    default = Path(config.run.dir) / config.run.name
-    # With a mirror, the name is the same on all hosts, and in the mirror.
-    if request.run_dir or request.resume_existing or config.checkpoint.mirror:
-        return folders.named(Path(request.run_dir or default), may_exist=request.resume_existing)
-    return folders.numbered(default)
 
 
 def _with_recorded_choices(
