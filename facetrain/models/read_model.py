@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -25,11 +25,20 @@ GRAPH_SUFFIXES = (".onnx", ".params", ".json")
 _MODEL_SUFFIXES = ("-symbol.json", ".ckpt", ".onnx", ".pt", ".pth", ".safetensors")
 
 
-def read_model(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
-    """Return the state dict of the backbone in any input of `open_model` but a graph, its description, and its origin.
+class StoredModel(NamedTuple):
+    """A network, as a file or a checkpoint has it."""
 
-    The description of a file of another program is empty, or has `ORIGIN_KEY`, with `preprocessing` if it is another
-    one than that of our backbones. The origin is a path, for messages.
+    weights: dict[str, Tensor]
+    """State dict of the backbone."""
+    description: dict[str, Any]
+    """See `model_file`. In a file of another program it is empty, or has `ORIGIN_KEY`, with `preprocessing` if it is
+    another one than that of our backbones."""
+    origin: str
+    """Path, for messages."""
+
+
+def read_model(path: Path) -> StoredModel:
+    """Read any input of `open_model` but a graph.
 
     Raises:
         ModelError: the file is missing or damaged.
@@ -46,7 +55,7 @@ def read_model(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
     weights, description = checkpoint.replicated("backbone."), checkpoint.meta.get("model", {})
     origin = str(checkpoint.folder)
     _require_described(description, origin)
-    return merge_adapters(weights, origin), description | {STEP_KEY: checkpoint.step}, origin
+    return StoredModel(merge_adapters(weights, origin), description | {STEP_KEY: checkpoint.step}, origin)
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
@@ -83,7 +92,7 @@ def warn_of_other_code(description: dict[str, Any], origin: str) -> None:
         )
 
 
-def _read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
+def _read_file(path: Path) -> StoredModel:
     weights, metadata = read_weights(path)
     try:
         description = parse_json(metadata.get(METADATA_KEY, "{}"))
@@ -93,8 +102,8 @@ def _read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
         raise ModelError(f"{path}: its metadata {METADATA_KEY} is not a JSON object") from error
     _require_described(description, str(path))
     if description:
-        return weights, description, str(path)
-    return _without_centers(weights), _describe_converted(metadata), str(path)
+        return StoredModel(weights, description, str(path))
+    return StoredModel(_without_centers(weights), _describe_converted(metadata), str(path))
 
 
 def _without_centers(weights: dict[str, Tensor]) -> dict[str, Tensor]:
