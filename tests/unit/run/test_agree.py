@@ -84,8 +84,10 @@ def test_hosts_that_are_asked_for_different_things_end_with_the_option_that_diff
 
 
 def test_hosts_with_other_versions_of_a_package_end_with_its_name(run, monkeypatch):
-    monkeypatch.setattr("facetrain.run.resolve.software_of_host", lambda: {"numpy": "2.2", "torch": "2.13"})
-    monkeypatch.setattr("facetrain.run.agree.software_of_host", lambda: {"numpy": "2.2", "torch": "2.12"})
+    monkeypatch.setattr("facetrain.run.run_claim.software_of_host", lambda: {"numpy": "2.2", "torch": "2.13"})
+    monkeypatch.setattr(
+        "facetrain.run.compare_hosts.software_of_host", lambda: {"numpy": "2.2", "torch": "2.12"}
+    )
     for error in outcomes(train(), train()):
         assert type(error) is UsageError and "host1: torch is 2.12, and rank 0 on host0 has 2.13" in str(
             error
