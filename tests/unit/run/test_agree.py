@@ -139,13 +139,27 @@ def test_hosts_may_name_the_run_folder_in_other_ways_and_show_the_report_on_one_
         assert found in str(error), "they agree on the command, and then find no data"
 
 
-def test_a_job_without_a_whole_checkpoint_says_that_it_begins_again_and_where_the_parts_are(tmp_path, capsys):
-    (tmp_path / "checkpoints" / "step_00000002").mkdir(parents=True)
+def bring_empty_run_to(folder, *, restarted):
+    """Bring the disk of a host to a run without a checkpoint, as its mirror has it."""
     mirrored = {"data": {"train": "x"}, "checkpoint": {"mirror": "s3://bucket/runs"}}
     config = build_config(mirrored, "x")
-    plan = RunPlan(config=config, folder=str(tmp_path), run_id="a", restarted=True, inputs={})
+    plan = RunPlan(config=config, folder=str(folder), run_id="a", restarted=restarted, inputs={})
     _bring_disk_to(plan, config, Ranks(0, 0, 1, 1, "agent"), Hosts())
+
+
+def test_a_job_without_a_whole_checkpoint_says_that_it_begins_again_and_where_the_parts_are(tmp_path, capsys):
+    (tmp_path / "checkpoints" / "step_00000002").mkdir(parents=True)
+    bring_empty_run_to(tmp_path, restarted=True)
     assert (tmp_path / "checkpoints" / "left_step_00000002").is_dir()
     message = capsys.readouterr().err
     assert "warning: s3://bucket/runs: has no checkpoint of this run" in message
     assert f"{tmp_path}/checkpoints as left_step_00000002" in message
+
+
+def test_a_new_run_replaces_nothing_of_another_run_on_the_disk_of_a_host(tmp_path):
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(UsageError, match="has the results of a finished run"):
+        bring_empty_run_to(tmp_path, restarted=False)
+    (tmp_path / "checkpoints" / "step_00000002").mkdir(parents=True)
+    with pytest.raises(UsageError, match="already holds a run, at step 2"):
+        bring_empty_run_to(tmp_path, restarted=False)
