@@ -1,5 +1,6 @@
 """`train --resume`: one command starts a run, and continues it as often as it is given again."""
 
+import json
 import shutil
 import sys
 
@@ -8,10 +9,14 @@ import torch
 import yaml
 
 import facetrain
+from facetrain.distributed.ranks import Ranks
 from facetrain.errors import ConfigError, NoCheckpointError, UsageError
+from facetrain.run.agree import agree
 from facetrain.run.folder.environment import recorded_environment
+from facetrain.run.folder.lease import Lease
 from facetrain.run.folder.lock import RunLock
 from facetrain.run.folder.run_state import Start, read_state, train_recorded
+from facetrain.run.request import TrainRequest
 from tests.support.command import facetrain as facetrain_in_a_process
 from tests.support.runs import checked, losses, metrics
 
@@ -154,6 +159,17 @@ def test_it_finds_the_first_checkpoint_of_a_command_that_ends_while_it_waits_for
     monkeypatch.setattr(RunLock, "acquire", acquire_later)
     facetrain.train(values, folder, resume=True)
     assert metrics(folder) == metrics(finished[1])
+
+
+@pytest.mark.parametrize(("launcher", "step"), [("another", 2), ("agent", 4)])
+def test_a_job_that_is_started_again_takes_its_newest_checkpoint_and_not_the_one_of_its_command(
+    finished, tmp_path, launcher, step
+):
+    shutil.copytree(finished[1], tmp_path / "run")
+    (tmp_path / "run" / "environment.json").write_text(json.dumps({"launchers": [launcher]}))
+    request = TrainRequest(command="resume", run_dir=str(tmp_path / "run"), checkpoint=2)
+    with Lease() as lease:
+        assert agree(Ranks(0, 0, 1, 1, "agent"), request, lease).plan.step == step
 
 
 def test_a_run_that_ends_earlier_now_is_refused_with_a_command_that_has_the_option(stopped):
