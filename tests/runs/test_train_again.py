@@ -10,7 +10,7 @@ import yaml
 
 import facetrain
 from facetrain.distributed.ranks import Ranks
-from facetrain.errors import ConfigError, NoCheckpointError, UsageError
+from facetrain.errors import ConfigError, DataError, NoCheckpointError, UsageError
 from facetrain.run.agree import agree
 from facetrain.run.folder.environment import recorded_environment
 from facetrain.run.folder.lease import Lease
@@ -170,6 +170,12 @@ def test_a_job_that_is_started_again_takes_its_newest_checkpoint_and_not_the_one
     request = TrainRequest(command="resume", run_dir=str(tmp_path / "run"), checkpoint=2)
     with Lease() as lease:
         assert agree(Ranks(0, 0, 1, 1, "agent"), request, lease).plan.step == step
+
+
+def test_data_that_is_gone_ends_a_run_with_checkpoints_as_a_failure_because_it_may_come_back(stopped):
+    with pytest.raises(DataError, match="no_such_folder") as ended:
+        facetrain.resume(stopped[1], data={"train": "no_such_folder"})
+    assert ended.value.exit_code == 1
 
 
 def test_a_run_that_ends_earlier_now_is_refused_with_a_command_that_has_the_option(stopped):
