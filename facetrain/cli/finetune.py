@@ -13,7 +13,9 @@ import typer
 from facetrain.cli.data.dataset_options import FaceLandmarks
 from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import Set, download, local_file, local_set
-from facetrain.cli.outputs import echo_line, require_existing
+from facetrain.cli.outputs import echo_line, leave_to_first_rank, require_existing
+from facetrain.distributed.process_lifetime import has_peers
+from facetrain.errors import UsageError
 from facetrain.signals import exit_on_signals
 from facetrain.text import shell_path
 
@@ -61,6 +63,11 @@ def finetune(
     """Fine-tune a model on photos; the first model stays unless the new one gains and other people do not suffer."""
     from facetrain.remote.download import is_name
 
+    if has_peers():
+        leave_to_first_rank()
+        raise UsageError(
+            "finetune: prepares its files in one process, and a launcher has started several; start it without torchrun"
+        )
     path, address = download(model) if is_name(model) else (Path(model), None)
     require_existing(photos, path, faces.detector, faces.landmarks)
     from facetrain.cli.progress_bar import progress_bar

@@ -39,6 +39,11 @@ def launched_by_torchrun() -> bool:
     return has_agent() or {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
 
 
+def has_peers() -> bool:
+    """Return whether a launcher started this process as one of several ranks."""
+    return launched_by_torchrun() and os.environ.get("WORLD_SIZE", "1") != "1"
+
+
 def is_first_rank() -> bool:
     """Return whether this process is rank 0, which writes the results that several ranks have computed together."""
     return not launched_by_torchrun() or os.environ.get("RANK", "0") == "0"

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -342,6 +343,15 @@ def test_gpus_that_are_hidden_leave_the_cpu(monkeypatch):
     monkeypatch.setattr(gpu_driver, "_cuda_driver", Driver)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert pick_device("auto", 0, cpu_setting="train.device: cpu").type == "cpu"
+
+
+@pytest.mark.parametrize(("rank", "error"), [("0", "without torchrun"), ("1", "")])
+def test_a_fine_tuning_in_several_processes_is_refused_by_the_first(rank, error, monkeypatch, tmp_path):
+    for name, value in {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
+    words = ["finetune", str(tmp_path), "--model", str(tmp_path), "--output", str(tmp_path / "out")]
+    with pytest.raises(UsageError, match=error) if error else nullcontext():
+        assert app(words, standalone_mode=False) == 0
 
 
 @pytest.mark.parametrize(
