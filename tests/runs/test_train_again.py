@@ -172,6 +172,14 @@ def test_a_job_that_is_started_again_takes_its_newest_checkpoint_and_not_the_one
         assert agree(Ranks(0, 0, 1, 1, "agent"), request, lease).plan.step == step
 
 
+def test_a_run_that_was_killed_before_its_results_writes_them(finished, tmp_path):
+    folder = shutil.copytree(finished[1], tmp_path / "run")
+    (folder / "model.safetensors").unlink()
+    facetrain.resume(folder)
+    weights = [each / "model.safetensors" for each in (folder, finished[1])]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
 def test_data_that_is_gone_ends_a_run_with_checkpoints_as_a_failure_because_it_may_come_back(stopped):
     with pytest.raises(DataError, match="no_such_folder") as ended:
         facetrain.resume(stopped[1], data={"train": "no_such_folder"})
