@@ -21,8 +21,8 @@ from tests.support.ranks import free_ports, start_ranks
 from tests.support.runs import metrics
 
 STAGES = "[{until_epoch: 8, global_batch_size: 12}]"
-STOP = "train.stop_early={metric: val/accuracy, patience: 2, min_gain: 1}"
-"""Ends a run after the verification of step 18: those of steps 12 and 18 gain less than one over step 6."""
+STOP = ("eval.every_steps=2", "train.stop_early={metric: val/accuracy, patience: 2, min_gain: 1}")
+"""End a run after the verification of step 6: those of steps 4 and 6 gain less than one over step 2."""
 
 
 def find_and_repeat(rank, size, config, folder, ports):
@@ -39,7 +39,7 @@ def find_and_repeat(rank, size, config, folder, ports):
             if name == "found"
             else [f"optim.lr={load_config(folder / 'found' / 'config.yaml').optim.lr!r}"]
         )
-        described = load_config(config, [f"train.stages={STAGES}", STOP, *rate])
+        described = load_config(config, [f"train.stages={STAGES}", *STOP, *rate])
         choose = ("lr",) if name == "found" else ()
         assert training.train(described, folder / name, resume_existing=True, choose=choose) == 0
 
@@ -47,14 +47,14 @@ def find_and_repeat(rank, size, config, folder, ports):
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_nothing_but_the_rate_remains_of_a_range_test(describe, tmp_path, size):
-    config = describe(dropout=0.2, sample_rate=0.5, accumulate=2, steps=24, checkpoint="every_steps: 12")
+    config = describe(dropout=0.2, sample_rate=0.5, accumulate=2, steps=20, checkpoint="every_steps: 4")
     start_ranks(find_and_repeat, (size, config, tmp_path, free_ports(3)), size)
     test = json.loads((tmp_path / "found" / "lr_range_test.json").read_text())
-    assert len(test["losses"]) == 24 and test["lr"] != 0.05
+    assert len(test["losses"]) == 20 and test["lr"] != 0.05
     assert load_config(tmp_path / "found" / "config.yaml").optim.lr == test["lr"], "also after the resume"
     assert f"--lr find: optim.lr {test['lr']:.3g}" in (tmp_path / "found" / "log.txt").read_text()
     assert metrics(tmp_path / "found") == metrics(tmp_path / "given")
-    assert max(record["step"] for record in metrics(tmp_path / "found")) == 18, "stopped early"
+    assert max(record["step"] for record in metrics(tmp_path / "found")) == 6, "stopped early"
     models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("found", "given")]
     assert models[0] == models[1]
 
