@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 
 import numpy as np
@@ -28,17 +29,18 @@ def test_an_interrupted_fine_tuning_is_resumed_and_keeps_a_model(web_server, tmp
     web_server.files["/first.safetensors"] = first.read_bytes()
     address = f"{web_server.address}/first.safetensors"
     command = ("finetune", photos, "--model", address, "--output", output)
-    settings = ("--set", "train.max_steps=200", "--set", "log.every_steps=1")
-    process = start(*command, *settings)
+    # More steps than it makes before the signal comes.
+    process = start(*command, "--set", "train.max_steps=200", "--set", "log.every_steps=1")
     wait_for_step(output / "run", 2, process)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate()
     assert process.returncode == 130, errors
     assert f"{output}: to continue, give the same command with --resume\n" in errors
     assert "stopped at step" in errors and "continues from" not in errors, "there is one way on"
+    last = int(re.findall(r"stopped at step (\d+)", errors)[0]) + 2
     assert "already exists; choose another --output, or continue with --resume" in str(refusal(*command))
 
-    printed = output_of(*command, "--resume", *settings)
+    printed = output_of(*command, "--resume", "--set", f"train.max_steps={last}")
     assert "51 images of 17 people are held out" in printed and "3 people are set aside" in printed
     assert "kept: " in printed and "strangers keep a cosine" in printed and "  threshold " in printed, printed
     page = (output / "report.html").read_text()
@@ -58,7 +60,7 @@ def test_an_interrupted_fine_tuning_is_resumed_and_keeps_a_model(web_server, tmp
     chosen = yaml.safe_load((output / "finetune.yaml").read_text())
     assert chosen["model"]["init_from"] == chosen["distill"]["teacher"]
     assert (
-        chosen["distill"]["teacher"].startswith(f"{address}#sha256=") and chosen["train"]["max_steps"] == 200
+        chosen["distill"]["teacher"].startswith(f"{address}#sha256=") and chosen["train"]["max_steps"] == last
     )
     by_hand = ("--config", output / "finetune.yaml", "--set", "train.max_steps=2")
     assert "at step 2" in output_of("train", *by_hand, "--run-dir", tmp_path / "by_hand")
