@@ -144,8 +144,7 @@ def test_own_parts_train_resume_bit_for_bit_and_run_for_others_only_if_they_are_
 def test_own_parts_give_the_same_losses_on_two_ranks(describe, home):
     train = ["train", "--config", describe(steps=4), *options(OWN), "--run-dir"]
     checked(facetrain(*train, home / "one", cwd=home))
-    # Fresh: a forked rank would have the modules that its launcher has imported.
-    checked(facetrain(*train, home / "two", "--nproc-per-node", 2, cwd=home, fresh=True))
+    checked(facetrain(*train, home / "two", "--nproc-per-node", 2, cwd=home))
     losses = [
         [record["loss"] for record in read_jsonl(home / name / "metrics.jsonl") if "loss" in record]
         for name in ("one", "two")

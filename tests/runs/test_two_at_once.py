@@ -1,6 +1,5 @@
 """Two processes on one run folder: the second one is refused as long as the first one lives."""
 
-import os
 import shutil
 import signal
 
@@ -12,8 +11,9 @@ from facetrain.errors import UsageError
 from facetrain.run.folder.lock import LOCK_FILE
 from tests.support import training
 from tests.support.command import start
-from tests.support.processes import descendants, kill
+from tests.support.processes import descendants, kill, state_of
 from tests.support.runs import LONG, losses, wait_for_checkpoint, wait_for_step
+from tests.support.waiting import wait_until
 
 
 @pytest.mark.slow
@@ -22,7 +22,7 @@ def test_a_second_resume_or_train_is_refused_while_the_first_one_lives_even_if_i
 ):
     config, folder = describe(), tmp_path / "run"
     command = ("train", "--config", config, "--run-dir", folder, *LONG, "--set", "data.workers=0")
-    process = start(*command, fresh=True)  # a child of this process, which can wait for its stop
+    process = start(*command)
     try:
         wait_for_step(folder, 2, process)
         with pytest.raises(UsageError):  # before and after the first checkpoint
@@ -32,7 +32,7 @@ def test_a_second_resume_or_train_is_refused_while_the_first_one_lives_even_if_i
         with pytest.raises(UsageError, match=f"process {process.pid} on .* has been writing this run"):
             training.resume(loaded, folder)
         process.send_signal(signal.SIGSTOP)
-        os.waitpid(process.pid, os.WUNTRACED)
+        wait_until(lambda: state_of(process.pid) == "T", process)
         with pytest.raises(UsageError, match=f"it is stopped .SIGSTOP.*kill -KILL {process.pid}"):
             training.resume(loaded, folder)
         reported, before = len(losses(folder)), (folder / "config.yaml").read_bytes()

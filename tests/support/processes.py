@@ -62,9 +62,14 @@ def shared_memory_of(pids: Iterable[int]) -> set[Path]:
 def is_alive(pid: int) -> bool:
     """Return whether a process runs. A process that has ended, but was not waited for, does not."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        return state_of(pid) not in "ZX"
     except OSError:
         return False
+
+
+def state_of(pid: int) -> str:
+    """Return the state of a process as `ps` names it: "T" if it is stopped."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def handles(pid: int, number: int, how: str = "SigCgt") -> bool:
