@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from facetrain.device.capability import float32_name
+from facetrain.distributed.agreement import fail_together
 from facetrain.distributed.world import join
 from facetrain.embeddings.embed_images import open_embedder
 from facetrain.embeddings.embedder import ImageEmbedder
@@ -80,19 +81,20 @@ def evaluate(
     """
     options, inference = options or EvaluationOptions(), inference or Inference()
     with join(inference.device) as world:
-        # All inputs are opened before the first set is evaluated: a wrong path is reported at once.
-        open_one = partial(open_model, device=world.device, allow_code=allow_code)
-        opened = open_one(model) if isinstance(model, Path) else model
-        scores = against if against is not None and is_score_file(against) else None
-        other = open_one(against) if against is not None and scores is None else None
-        gallery = None if gallery_model is None else open_one(gallery_model)
-        if gallery is not None:
-            _require_same_size(str(gallery_model), gallery, opened, world.device)
-        sets = {target.name: target for target in open_sets(targets, data_dir)}
-        tables = _read_tables(sets, slices)
-        if world.is_leader:
-            _warn_of_doubtful_sets(sets, opened)
-        scored = scores_of_set(scores, _only_set_of_pairs(sets, scores)) if scores is not None else None
+        # All inputs are opened before the first set is evaluated: a wrong path is reported at once, by one rank.
+        with fail_together(world):
+            open_one = partial(open_model, device=world.device, allow_code=allow_code)
+            opened = open_one(model) if isinstance(model, Path) else model
+            scores = against if against is not None and is_score_file(against) else None
+            other = open_one(against) if against is not None and scores is None else None
+            gallery = None if gallery_model is None else open_one(gallery_model)
+            if gallery is not None:
+                _require_same_size(str(gallery_model), gallery, opened, world.device)
+            sets = {target.name: target for target in open_sets(targets, data_dir)}
+            tables = _read_tables(sets, slices)
+            if world.is_leader:
+                _warn_of_doubtful_sets(sets, opened)
+            scored = scores_of_set(scores, _only_set_of_pairs(sets, scores)) if scores is not None else None
 
         def embedder_of(opened: EmbeddingModel) -> ImageEmbedder:
             embedder = open_embedder(opened, world, inference)

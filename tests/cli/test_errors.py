@@ -232,6 +232,12 @@ def test_on_several_ranks_one_of_them_prints_the_error(describe):  # noqa: F811
 
 
 @pytest.mark.slow
+def test_on_several_ranks_one_of_them_prints_that_a_set_is_missing(model, tmp_path):
+    process = torchrun(2, "eval", model, "--target", "nowhere", "--device", "cpu", cwd=tmp_path)
+    assert process.stderr.count("error: nowhere") == 1 == process.stderr.count("error: ")
+
+
+@pytest.mark.slow
 def test_the_traceback_comes_with_debug_alone(describe, tmp_path):  # noqa: F811
     process = facetrain("eval", tmp_path, "--target", "x", "--debug")
     assert process.returncode == 1 and "Traceback" in process.stderr
