@@ -43,7 +43,7 @@ from facetrain.models.identify_backbone import identify_backbone
 from facetrain.models.initialize_from import initialize_backbone
 from facetrain.models.model_file import describe_backbone, save_model
 from facetrain.models.preprocessing import require_trainable_input
-from facetrain.models.read_model import GRAPH_SUFFIXES, read_model
+from facetrain.models.read_model import is_graph, read_model
 from facetrain.progress import ProgressCallback
 from facetrain.run.folder.compatibility import lookup
 from facetrain.run.folder.data_digests import digest_labels, digest_records
@@ -160,7 +160,7 @@ def backbone_of(model: Path) -> dict[str, Any]:
         ModelError: the file cannot be read, or is no network that facetrain can train.
         CheckpointError: the checkpoint is damaged, or the folder has none.
     """
-    if not _is_graph(model):
+    if not is_graph(model):
         weights, description, origin = read_model(model)
         require_trainable_input(description, origin)
         described = description if "backbone" in description else identify_backbone(weights, origin)
@@ -177,10 +177,6 @@ def backbone_of(model: Path) -> dict[str, Any]:
         f"{model}: is not {listed(_GRAPH_NETWORKS)}, whose weights can be taken from such a file; give a run, a "
         ".safetensors file or arcface_torch's .pt"
     )
-
-
-def _is_graph(model: Path) -> bool:
-    return model.suffix in GRAPH_SUFFIXES and not model.is_dir()
 
 
 def _require_output(request: Request) -> None:
@@ -289,7 +285,7 @@ def _write_pairs(request: Request, place: Workplace, say: Callable[[str], None])
 
 def _trainable_model(model: Path, backbone: dict[str, Any], place: Workplace) -> Path:
     """Return the first model, or the trainable copy of an ONNX or MXNet file."""
-    if not _is_graph(model):
+    if not is_graph(model):
         return model
     if not place.first.exists():
         _write_trainable_copy(model, backbone, open_dataset(place.train), place.first)

@@ -17,7 +17,7 @@ from facetrain.models.embedding_model import open_model
 from facetrain.models.initialize_from import initialize_backbone
 from facetrain.models.model_file import SOURCES_KEY, STEP_KEY, THRESHOLDS_KEY, save_model
 from facetrain.models.preprocessing import PREPROCESSING, PREPROCESSING_KEY, require_trainable_input
-from facetrain.models.read_model import GRAPH_SUFFIXES, read_model
+from facetrain.models.read_model import is_graph, read_model
 
 _MEASURED_KEYS = THRESHOLDS_KEY, STEP_KEY
 """Keys of what holds for one set of weights only."""
@@ -93,7 +93,7 @@ def _read_state(path: Path, options: dict[str, Any]) -> dict[str, Tensor]:
 
 def _require_same_input(path: Path, options: dict[str, Any]) -> None:
     """Refuse a model for other images: its weights may fit, and their average with the first model's is useless."""
-    if path.suffix in GRAPH_SUFFIXES and not path.is_dir():
+    if is_graph(path):
         return  # its weights are converted to the input of our backbones
     _, description, origin = read_model(path)
     size, expected = (

@@ -33,7 +33,7 @@ from facetrain.models.preprocessing import (
     prepare_of,
     uint8_pixels,
 )
-from facetrain.models.read_model import GRAPH_SUFFIXES, read_model, warn_of_other_code
+from facetrain.models.read_model import is_graph, read_model, warn_of_other_code
 from facetrain.models.weight_files import ORIGIN_KEY, load_weights_into, require_same_shapes
 from facetrain.text import listed
 
@@ -83,8 +83,7 @@ def open_model(path: Path, device: torch.device, *, allow_code: bool = False) ->
         CheckpointError: the checkpoint is damaged, or the folder has none.
     """
     path = Path(path)
-    # A run folder may have any name.
-    if path.suffix in GRAPH_SUFFIXES and not path.is_dir():
+    if is_graph(path):
         return _open_onnx(path) if path.suffix == ".onnx" else _open_mxnet(path, device)
     weights, description, origin = read_model(path)
     if not description.keys() - {ORIGIN_KEY, PREPROCESSING_KEY}:

@@ -34,7 +34,7 @@ from facetrain.models.mxnet_network import open_mxnet
 from facetrain.models.onnx_layers import read_onnx_layers
 from facetrain.models.preprocessing import require_trainable_input
 from facetrain.models.published_weights import stated_statistics
-from facetrain.models.read_model import GRAPH_SUFFIXES, open_checkpoint, read_model, warn_of_other_code
+from facetrain.models.read_model import is_graph, open_checkpoint, read_model, warn_of_other_code
 from facetrain.models.weight_files import load_weights_into, load_without_code, require_stored
 
 _ADAFACE_CENTERS = "head.kernel"
@@ -77,7 +77,7 @@ def initialize_backbone(
         ModelError: the file is missing or damaged, or its network is not the backbone.
         CheckpointError: the checkpoint is damaged, or the folder has none.
     """
-    if path.is_dir() or path.suffix not in GRAPH_SUFFIXES:
+    if not is_graph(path):
         weights, description, origin = read_model(path)
         require_trainable_input(description, origin)
         warn_of_other_code(description, origin)

@@ -20,8 +20,7 @@ from facetrain.models.preprocessing import FRACTIONS, PREPROCESSING_KEY
 from facetrain.models.weight_files import FRACTIONS_KEY, METADATA_KEY, ORIGIN_KEY, read_weights
 from facetrain.telemetry.log import warn
 
-GRAPH_SUFFIXES = (".onnx", ".params", ".json")
-"""Suffixes of ONNX and MXNet files, whose networks are graphs and no backbones."""
+_GRAPH_SUFFIXES = (".onnx", ".params", ".json")
 _MODEL_SUFFIXES = ("-symbol.json", ".ckpt", ".onnx", ".pt", ".pth", ".safetensors")
 
 
@@ -35,6 +34,12 @@ class StoredModel(NamedTuple):
     another one than that of our backbones."""
     origin: str
     """Path, for messages."""
+
+
+def is_graph(path: Path) -> bool:
+    """Return whether a path is an ONNX or MXNet file, whose network is a graph and no backbone."""
+    # A run folder may have any name.
+    return path.suffix in _GRAPH_SUFFIXES and not path.is_dir()
 
 
 def read_model(path: Path) -> StoredModel:

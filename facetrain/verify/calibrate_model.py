@@ -23,7 +23,7 @@ from facetrain.files import write_fault
 from facetrain.models.embedding_model import EmbeddingModel, open_model
 from facetrain.models.model_file import THRESHOLDS_KEY, newest_model_file, save_model
 from facetrain.models.onnx_network import copy_with_metadata, has_external_data
-from facetrain.models.read_model import GRAPH_SUFFIXES
+from facetrain.models.read_model import is_graph
 from facetrain.models.weight_files import METADATA_KEY, read_weights
 from facetrain.progress import ProgressCallback
 from facetrain.verify.calibration import (
@@ -149,15 +149,15 @@ def _without_copies(
 def _writable_model(model: Path, output: Path | None) -> Path | None:
     """Return the file that gets the thresholds, before anything is measured; None for an MXNet network."""
     path = newest_model_file(model) or model
-    is_graph = path.suffix in GRAPH_SUFFIXES and not path.is_dir()
-    suffix = ".onnx" if is_graph else ".safetensors"
-    if is_graph and path.suffix != ".onnx":
+    has_graph = is_graph(path)
+    suffix = ".onnx" if has_graph else ".safetensors"
+    if has_graph and path.suffix != ".onnx":
         if output is not None:
             raise UsageError(
                 f"--output {output}: MXNet files have no place for thresholds; leave it out, and they are printed"
             )
         return None
-    can_hold = is_graph or (
+    can_hold = has_graph or (
         path.suffix == ".safetensors" and path.is_file() and METADATA_KEY in read_weights(path)[1]
     )
     if output is None and not can_hold:
@@ -172,7 +172,7 @@ def _writable_model(model: Path, output: Path | None) -> Path | None:
         raise UsageError(
             f"{written}: {written.parent}: {fault}; give --output FILE{suffix} in another folder"
         )
-    if is_graph and not os.path.samefile(written.parent, path.parent) and has_external_data(path):
+    if has_graph and not os.path.samefile(written.parent, path.parent) and has_external_data(path):
         raise UsageError(
             f"{written}: the weights of {path} are in a file beside it; give --output in the folder {path.parent}"
         )
