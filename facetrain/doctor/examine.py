@@ -47,7 +47,8 @@ def examine(
     results: list[CheckResult] = []
     if world.local_rank == 0:
         with errors_as_failures(results, "machine"):
-            results += check_machine(world.local_size, config.train.precision if config else "auto")
+            precision = config.train.precision if config else "auto"
+            results += check_machine(world.local_size, precision, cores_each=world.cores)
     # On every rank: it is a collective.
     with errors_as_failures(results, "network"):
         results.append(check_network(world.device))
