@@ -126,7 +126,7 @@ class StepProfiler:
 
 def _write_trace(recorder: profile, trace: Path, device: torch.device, steps: int) -> Profile:
     trace.parent.mkdir(parents=True, exist_ok=True)
-    # Not compressed by torch, which does it line by line and takes four times as long.
+    # Not compressed by torch, which does it line by line and takes three times as long.
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         recorder.export_chrome_trace(file.name)
         content = Path(file.name).read_bytes()
