@@ -83,6 +83,7 @@ def test_a_run_leaves_its_folder_and_says_what_to_do_next(describe, tmp_path):
     "options", [pytest.param({}, marks=pytest.mark.long), {"sample_rate": 0.3, "accumulate": 2}]
 )
 def test_two_and_three_ranks_give_the_losses_of_one(whole, describe, tmp_path, options):
+    options = options | {"steps": 6}
     alone = losses(whole(**options))
     for world_size in (2, 3):
         folder = tmp_path / f"on_{world_size}"
