@@ -1,13 +1,15 @@
 """Modules that most commands and ranks use. A process that is forked from one with them starts in no time.
 
-Importing them takes six seconds; optimizers import torch._dynamo, DistributedDataParallel the hooks, and a run with the
-usual settings the last two and matplotlib.
+Importing them takes six seconds; optimizers import torch._dynamo, DistributedDataParallel the hooks, an evaluation
+scipy.special, and a run with the usual settings TensorBoard and matplotlib.
 """
 
 import gc
 
 import matplotlib.backends.backend_agg
-import matplotlib.backends.backend_svg  # noqa: F401
+import matplotlib.backends.backend_svg
+import matplotlib.figure  # noqa: F401
+import scipy.special  # noqa: F401
 import torch._dynamo
 import torch.distributed.algorithms.ddp_comm_hooks.default_hooks
 import torch.utils.tensorboard  # noqa: F401
