@@ -1,8 +1,6 @@
 """Benchmarks of the developers in tiny sizes: their reports have the numbers that the docs quote."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -15,7 +13,7 @@ from benchmarks.scaling import arguments, fit_step_seconds, gradient_bytes
 from benchmarks.search import measure_search
 from benchmarks.shuffle import measure_shuffle
 from benchmarks.verification import Part, measure_verification
-from tests.support.command import ROOT, environment, refusal
+from tests.support.command import ROOT, TORCHRUN, refusal, start
 
 
 @pytest.mark.slow
@@ -38,13 +36,13 @@ def test_the_model_recovers_the_numbers_that_its_steps_were_made_from():
 @pytest.mark.slow
 def test_the_traffic_of_the_head_follows_the_formula_at_any_number_of_classes():
     # Also: a script takes its parameters as options, and prints JSON.
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*command, "-m", "benchmarks.head_traffic", "--batch-size", "8", "--embedding-size", "16"],
-        cwd=ROOT, env=environment(), capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    options = ("--batch-size", 8, "--embedding-size", 16)
+    process = start(
+        "--nproc-per-node", 2, "-m", "benchmarks.head_traffic", *options, module=TORCHRUN, cwd=ROOT
+    )
+    stdout, stderr = process.communicate()
+    assert process.returncode == 0, stderr
+    report = json.loads(stdout)
     assert report["ranks"] == 2
     assert report["few_classes"] == report["many_classes"] == report["formula"]
 

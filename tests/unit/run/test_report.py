@@ -3,8 +3,6 @@
 import json
 import os
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
 
 import numpy as np
@@ -153,11 +151,7 @@ def test_a_pipe_in_place_of_a_picture_or_of_pairs_is_left_out_and_not_waited_for
     (folder / name).unlink(missing_ok=True)
     os.mkfifo(folder / name)
     # In another process: a reader that waits for the pipe can be ended.
-    command = "import sys; from pathlib import Path; from facetrain.run.report.page import write_run_report\n"
-    command += "write_run_report(Path(sys.argv[1]), Path(sys.argv[1]) / 'report.html')"
-    done = subprocess.run(
-        [sys.executable, "-c", command, folder], timeout=120, capture_output=True, text=True
-    )
+    done = facetrain("report", folder, "--output", folder / "report.html")
     assert done.returncode == 0, done.stderr
     assert Page((folder / "report.html").read_text()).tags.count("img") == others
 
