@@ -68,6 +68,7 @@ class OtherPeople:
             DataError: a set cannot be read.
         """
         self._targets, self._inference = list(targets), inference
+        self._drawn: list[bytes] = []
         self._drawn_ND, self._results = self._embed_drawn(first), self._evaluate(first)
 
     def harm_of(self, model: Path) -> Harm:
@@ -86,8 +87,9 @@ class OtherPeople:
         """Return unit embeddings (N, D) of drawn faces."""
         with join(self._inference.device) as world:
             opened = open_model(model, world.device)
-            images = [draw_jpeg(0, person, 0, opened.image_size) for person in range(_DRAWN)]
-            return embed_images(open_embedder(opened, world, self._inference), images, "drawn faces")[0]
+            if not self._drawn:  # a fine-tuned model takes images of the same size
+                self._drawn = [draw_jpeg(0, person, 0, opened.image_size) for person in range(_DRAWN)]
+            return embed_images(open_embedder(opened, world, self._inference), self._drawn, "drawn faces")[0]
 
 
 def accuracy_of(result: Result) -> float:

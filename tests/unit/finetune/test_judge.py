@@ -97,13 +97,16 @@ def test_a_model_that_gains_on_held_out_photos_is_kept(prepared, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_model_that_gains_but_moves_other_people_is_left_out(prepared):
+def test_a_model_that_gains_but_moves_other_people_is_left_out(prepared, monkeypatch):
+    draw, drawn = other_people.draw_jpeg, []
+    monkeypatch.setattr(other_people, "draw_jpeg", lambda *which: drawn.append(which) or draw(*which))
     plant(prepared.model, blind=True)
     plant(prepared.place.run / MODEL_FILE, blind=False)
     said = []
     verdict = judge(prepared, say=said.append, bar=progress_bar)
     assert verdict.share == 0 and list(verdict.tried) == list(SHARES) and verdict.gain is None
     assert len(said) == len(SHARES) and "strangers" in said[0]
+    assert len(drawn) == other_people._DRAWN, "once for all models"
     assert is_blind(prepared.place.model), "the first model, with all its weights"
     assert "other people suffer" in describe(verdict)[1]
 
