@@ -5,6 +5,10 @@ scipy.special, and a run with the usual settings TensorBoard and matplotlib.
 """
 
 import gc
+import os
+
+# As a new process of facetrain has it: torch's C++ side reads its log level when it is loaded.
+os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"
 
 import matplotlib.backends.backend_agg
 import matplotlib.backends.backend_svg
