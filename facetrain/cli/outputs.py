@@ -92,7 +92,7 @@ def _places_of(path: Path) -> list[Path]:
     """Return an input and, for a run folder, the model in it."""
     if not path.is_dir():
         return [path]
-    from facetrain.models.model_file import MODEL_FILE
+    from facetrain.models.model_file import MODEL_FILE  # imports torch
 
     return [path, path / MODEL_FILE]
 

@@ -21,8 +21,9 @@ from facetrain.text import printable
 SCHEMES = ("hf", "https", "s3", "gs")
 _THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"<>]*(?<![,:;)'])")
-"""Address in a text, without the punctuation after it. An apostrophe may be a part of it, or a quote around it."""
+_IN_TEXT = re.compile(rf"{_ADDRESS.pattern}(?:(?!'{_ADDRESS.pattern})[^\s\"<>])*(?<![,:;)'])")
+"""Address in a text, without the punctuation after it. An apostrophe may be a part of it, or a quote around it or the
+next one."""
 
 
 def is_remote(text: str) -> bool:

@@ -67,6 +67,7 @@ def test_an_address_that_cannot_be_used_is_refused_without_its_secrets(url, word
         ("read 'https://u:secret@h/a?b' and s3://b/c", "read 'https://h/a' and s3://b/c"),
         ("no such files: ['https://h/a?sig=secret', '/b']", "no such files: ['https://h/a', '/b']"),
         ("https://h/o'brien?sig=secret", "https://h/o'brien"),
+        ("'https://h/a','https://u:secret@h/b'", "'https://h/a','https://h/b'"),
         ("failed (https://h/a?sig=secret); again", "failed (https://h/a); again"),
         ("https://u:secret@h/a?sig=secret: no such file", "https://h/a: no such file"),
         ("a/local/path?x", "a/local/path?x"),
