@@ -78,20 +78,45 @@ def orthogonalize(matrix_NRC: Tensor) -> Tensor:
     """Return nearly orthogonal matrices (N, R, C) with the singular vectors of the given ones, float32.
 
     Five Newton–Schulz steps of fifth degree map all singular values near 1 (about 0.7 to 1.2), except values below
-    a thousandth of the matrix's norm. On a GPU the products are computed in bfloat16, which changes nothing for the
-    training (Jordan et al.).
+    a thousandth of the matrix's norm. The products of bfloat16 matrices, and all on a GPU, are computed in bfloat16,
+    which changes nothing for the training (Jordan et al.).
     """
-    a, b, c = _COEFFICIENTS
-    x = matrix_NRC.to(torch.bfloat16 if matrix_NRC.is_cuda else torch.float32)
+    x = matrix_NRC.bfloat16() if matrix_NRC.is_cuda else matrix_NRC
     is_tall = x.shape[1] > x.shape[2]
     # The iteration squares x·xᵀ: of the two products with the transpose, the smaller one.
     x = x.mT if is_tall else x
     # The Frobenius norm is at least the largest singular value, which the iteration needs to be at most 1.
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp_min(_LEAST_NORM)
+    x = _take_steps(x) if x.dtype == torch.bfloat16 else _take_joined_steps(x)
+    return (x.mT if is_tall else x).float()
+
+
+def _take_steps(x: Tensor) -> Tensor:
+    """Take the Newton–Schulz steps one after the other: x ← (a + b·x·xᵀ + c·(x·xᵀ)²)·x."""
+    a, b, c = _COEFFICIENTS
     for _ in range(_NEWTON_SCHULZ_STEPS):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return (x.mT if is_tall else x).float()
+    return x
+
+
+def _take_joined_steps(x: Tensor) -> Tensor:
+    """Take the same steps, but multiply their factors first and x last: of its many columns are made two products.
+
+    A step multiplies x by a factor that is a polynomial of x·xᵀ, so that x·xᵀ of the next step follows without x. In
+    bfloat16, the rounding of x·xᵀ would grow without bound.
+    """
+    a, b, c = _COEFFICIENTS
+    gram = x @ x.mT
+    factors: Tensor | None = None
+    for left in reversed(range(_NEWTON_SCHULZ_STEPS)):
+        factor = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        factor.diagonal(dim1=1, dim2=2).add_(a)
+        factors = factor if factors is None else factor @ factors
+        if left:
+            gram = factor @ gram @ factor
+    assert factors is not None, "there are steps"
+    return factors @ x
 
 
 def hidden_weights(module: nn.Module, layer_prefixes: Sequence[tuple[str, ...]]) -> set[Tensor]:
