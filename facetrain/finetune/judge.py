@@ -141,8 +141,8 @@ def describe(verdict: Verdict) -> list[str]:
     lines = [headline(verdict), f"  {verdict.reason}"]
     for share, harm in verdict.tried.items():
         accuracies = ", ".join(
-            f"{name} {accuracy_of(harm.compared.other_results[name]):.2%} → {accuracy_of(result):.2%}"
-            for name, result in harm.compared.results.items()
+            f"{name} {accuracy_of(harm.before[name]):.2%} → {accuracy_of(result):.2%}"
+            for name, result in harm.after.items()
         )
         lines.append(
             f"  {share:.0%} of the fine-tuned weights: embeddings of strangers keep a cosine of {harm.cosine:.3f}, "

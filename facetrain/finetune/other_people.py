@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,11 +14,13 @@ import numpy as np
 from facetrain.data.synthetic.drawing import draw_jpeg
 from facetrain.distributed.world import join
 from facetrain.embeddings.embed_images import embed_images, open_embedder
+from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.embeddings.inference import Inference
 from facetrain.models.embedding_model import open_model
 from facetrain.verify.evaluate import evaluate
 from facetrain.verify.metrics.result import Result
-from facetrain.verify.model_results import ModelResults
+from facetrain.verify.protocol_options import EvaluationOptions
+from facetrain.verify.protocols import evaluate_set
 
 _DRAWN = 200
 """Drawn faces, each of another person. What a model forgets shows on them as on photos of strangers: they move as LFW's
@@ -29,14 +32,20 @@ _MOST_LOST = 0.002
 """Accuracy that may be lost on a set of other people; one pair always may, which shows nothing in a small set."""
 
 
+_OPTIONS = EvaluationOptions(bootstrap=0)
+"""Of a set only the accuracy counts."""
+
+
 @dataclass(frozen=True)
 class Harm:
     """Changes for other people by one model."""
 
     cosine: float
     """Mean cosine between this model's and the first model's embeddings of drawn faces."""
-    compared: ModelResults
-    """Results on pairs of other people, beside those of the first model."""
+    before: dict[str, Result]
+    """Results of the first model on pairs of other people, by the name of the set."""
+    after: dict[str, Result]
+    """Results of this model."""
 
     def reasons(self) -> Iterator[str]:
         """Yield why other people suffer; nothing if they do not."""
@@ -45,8 +54,8 @@ class Harm:
                 f"embeddings of strangers move to a mean cosine of {self.cosine:.3f}, of which at least {LEAST_COSINE} "
                 "has to remain"
             )
-        for name, result in self.compared.results.items():
-            before, after = accuracy_of(self.compared.other_results[name]), accuracy_of(result)
+        for name, result in self.after.items():
+            before, after = accuracy_of(self.before[name]), accuracy_of(result)
             # A little more than one pair: the folds weigh their pairs slightly differently.
             if before - after > max(_MOST_LOST, 1.1 / (result.metrics["pairs"] or 1)):
                 yield f"the accuracy on {name} falls from {before:.2%} to {after:.2%}"
@@ -56,7 +65,7 @@ class OtherPeople:
     """The first model's embeddings and results of people whom the fine-tuning does not train on."""
 
     def __init__(self, first: Path, targets: Sequence[str], inference: Inference) -> None:
-        """Measure the first model.
+        """Measure the first model, and warn of faults of the sets.
 
         Args:
             first: its path.
@@ -67,9 +76,13 @@ class OtherPeople:
             ModelError: the model cannot be opened, or an embedding is not finite.
             DataError: a set cannot be read.
         """
-        self._targets, self._inference = list(targets), inference
-        self._drawn: list[bytes] = []
-        self._drawn_ND, self._results = self._embed_drawn(first), self._evaluate(first)
+        self._inference = inference
+        evaluated = evaluate(first, targets, Path(), options=_OPTIONS, inference=inference)
+        self._sets, self._results = evaluated.sets.values(), evaluated.results
+        with self._embedder_of(first) as embedder:
+            # A fine-tuned model takes images of the same size.
+            self._drawn = [draw_jpeg(0, person, 0, embedder.image_size) for person in range(_DRAWN)]
+            self._drawn_ND = self._embed_drawn(embedder)
 
     def harm_of(self, model: Path) -> Harm:
         """Measure a fine-tuned model.
@@ -77,19 +90,21 @@ class OtherPeople:
         Raises:
             ModelError: it cannot be opened, or an embedding is not finite.
         """
-        cosine = float((self._embed_drawn(model) * self._drawn_ND).sum(1).mean())
-        return Harm(cosine, self._evaluate(model).compared_with("the first model", self._results.results))
+        results: dict[str, Result] = {}
+        with self._embedder_of(model) as embedder:
+            cosine = float((self._embed_drawn(embedder) * self._drawn_ND).sum(1).mean())
+            for target in self._sets:
+                results |= evaluate_set(target, embedder, _OPTIONS)
+        return Harm(cosine, self._results, results)
 
-    def _evaluate(self, model: Path) -> ModelResults:
-        return evaluate(model, self._targets, Path(), inference=self._inference)
-
-    def _embed_drawn(self, model: Path) -> np.ndarray:
-        """Return unit embeddings (N, D) of drawn faces."""
+    @contextmanager
+    def _embedder_of(self, model: Path) -> Iterator[ImageEmbedder]:
         with join(self._inference.device) as world:
-            opened = open_model(model, world.device)
-            if not self._drawn:  # a fine-tuned model takes images of the same size
-                self._drawn = [draw_jpeg(0, person, 0, opened.image_size) for person in range(_DRAWN)]
-            return embed_images(open_embedder(opened, world, self._inference), self._drawn, "drawn faces")[0]
+            yield open_embedder(open_model(model, world.device), world, self._inference)
+
+    def _embed_drawn(self, embedder: ImageEmbedder) -> np.ndarray:
+        """Return unit embeddings (N, D) of drawn faces."""
+        return embed_images(embedder, self._drawn, "drawn faces")[0]
 
 
 def accuracy_of(result: Result) -> float:

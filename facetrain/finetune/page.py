@@ -53,13 +53,11 @@ def write_page(prepared: Prepared, verdict: Verdict) -> None:
 
 def _other_people(tried: dict[float, Harm]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return the headings and the rows of the table of what each share changes for other people."""
-    first = next(iter(tried.values())).compared.other_results
+    first = next(iter(tried.values())).before
     rows = [("0%, the first model", "1.000", *(f"{accuracy_of(result):.2%}" for result in first.values()))]
     for share, harm in tried.items():
-        results = harm.compared.results
-        rows.append(
-            (f"{share:.0%}", f"{harm.cosine:.3f}", *(f"{accuracy_of(results[name]):.2%}" for name in first))
-        )
+        accuracies = (f"{accuracy_of(harm.after[name]):.2%}" for name in first)
+        rows.append((f"{share:.0%}", f"{harm.cosine:.3f}", *accuracies))
     return ("fine-tuned weights", "cosine kept by strangers", *(f"accuracy, {name}" for name in first)), rows
 
 

@@ -49,8 +49,10 @@ from facetrain.run.folder.compatibility import lookup
 from facetrain.run.folder.data_digests import digest_labels, digest_records
 from facetrain.run.parts.open_data import evenly_spread_images
 from facetrain.run.parts.teacher_embeddings import write_teacher_embeddings
+from facetrain.telemetry.log import warn
 from facetrain.text import count_text, listed, shell_path
-from facetrain.verify.sets.pair_set import load_pair_sets, require_distinct_names
+from facetrain.verify.sets.pair_set import PairSet, load_pair_sets, require_distinct_names
+from facetrain.verify.training_images import HOLD_OUT_ADVICE, sets_of_training_images
 
 Bar = Callable[[str], AbstractContextManager[ProgressCallback]]
 """Opens a progress bar with a title."""
@@ -135,13 +137,15 @@ def prepare(
     """
     _require_output(request)
     place, backbone = Workplace(request.output), backbone_of(request.model)
-    _require_targets(request.targets, place)
+    others = _open_targets(request.targets, place)
     # With the photos as they are: a wrong setting is an error now, and not after the search for faces.
     facts = _facts(request, request.model, backbone, place, open_dataset(request.photos))
     _, config = _config_of(choose(facts), request, place)
     if not place.faces.exists():
         _write_faces(request, place, finder, backbone["image_size"], say, bar)
     _write_parts(request, place, say, bar)
+    for remark in sets_of_training_images(others, open_dataset(place.train), str(place.train)):
+        warn(f"{remark}; {HOLD_OUT_ADVICE}")
     _write_pairs(request, place, say)
     model = _trainable_model(request.model, backbone, place)
     if not place.embeddings.exists():
@@ -200,10 +204,11 @@ def _command_of(request: Request, source: FaceDataset) -> str:
     )
 
 
-def _require_targets(targets: tuple[str, ...], place: Workplace) -> None:
-    """Check the verification sets of other people: an error now, and not after the training."""
+def _open_targets(targets: tuple[str, ...], place: Workplace) -> list[PairSet]:
+    """Open the verification sets of other people: an error now, and not after the training."""
     others = load_pair_sets(targets, Path())
     require_distinct_names([place.pairs.stem, place.set_aside_pairs.stem, *(pairs.name for pairs in others)])
+    return others
 
 
 def _write_faces(

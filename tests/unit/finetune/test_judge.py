@@ -1,5 +1,7 @@
 """Verdict on a fine-tuned model: it replaces the first model only if it gains and other people do not suffer."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +9,7 @@ from torch import nn
 from facetrain.backbone.zoo import build_backbone
 from facetrain.cli.progress_bar import progress_bar
 from facetrain.config.loading import build_config
+from facetrain.data.formats.bin import write_bin
 from facetrain.finetune import other_people
 from facetrain.finetune.held_out import write_photo_pairs
 from facetrain.finetune.judge import SHARES, describe, headline, judge
@@ -15,7 +18,6 @@ from facetrain.finetune.prepare import Prepared, Workplace, backbone_of
 from facetrain.models.embedding_model import open_model
 from facetrain.models.model_file import MODEL_FILE
 from facetrain.verify.metrics.result import Result
-from facetrain.verify.model_results import ModelResults
 from tests.support.faces import face
 from tests.support.models import SMALL, write_model
 
@@ -25,10 +27,7 @@ def results(accuracy, pairs):
 
 
 def harm(cosine, before, after, pairs=6000):
-    compared = ModelResults(
-        "", results(after, pairs), {}, is_leader=True, other_results=results(before, pairs)
-    )
-    return list(Harm(cosine, compared).reasons())
+    return list(Harm(cosine, results(before, pairs), results(after, pairs)).reasons())
 
 
 def test_other_people_suffer_if_their_embeddings_move_or_an_accuracy_falls_by_more_than_two_tenths_of_a_point():
@@ -97,14 +96,19 @@ def test_a_model_that_gains_on_held_out_photos_is_kept(prepared, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_model_that_gains_but_moves_other_people_is_left_out(prepared, monkeypatch):
+def test_a_model_that_gains_but_moves_other_people_is_left_out(prepared, monkeypatch, capsys):
     draw, drawn = other_people.draw_jpeg, []
     monkeypatch.setattr(other_people, "draw_jpeg", lambda *which: drawn.append(which) or draw(*which))
     plant(prepared.model, blind=True)
     plant(prepared.place.run / MODEL_FILE, blind=False)
+    images = [face(person, 0, size=32) for person in (20, 21)]
+    target = prepared.place.folder / "strangers.bin"
+    write_bin(target, images, [False])
     said = []
-    verdict = judge(prepared, say=said.append, bar=progress_bar)
+    verdict = judge(replace(prepared, targets=(str(target),)), say=said.append, bar=progress_bar)
     assert verdict.share == 0 and list(verdict.tried) == list(SHARES) and verdict.gain is None
+    assert all(list(harm.after) == ["set_aside", "strangers"] for harm in verdict.tried.values())
+    assert capsys.readouterr().err.count("strangers: all pairs are of one kind") == 1, "once"
     assert len(said) == len(SHARES) and "strangers" in said[0]
     assert len(drawn) == other_people._DRAWN, "once for all models"
     assert is_blind(prepared.place.model), "the first model, with all its weights"

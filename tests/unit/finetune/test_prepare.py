@@ -1,6 +1,7 @@
 """Preparation of a fine-tuning, also of one that continues an interrupted one."""
 
 from contextlib import contextmanager
+from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from facetrain.data.synthetic.drawing import draw_jpeg
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import ConfigError, UsageError
+from facetrain.finetune.held_out import write_photo_pairs
 from facetrain.finetune.prepare import Request, prepare
 from tests.support.models import write_model
 
@@ -71,3 +73,16 @@ def test_a_fine_tuning_of_photos_that_have_changed_is_not_resumed(removed, added
         (photos / added).write_bytes(draw_jpeg(0, 99, 0, 32))
     with pytest.raises(UsageError, match="was begun with other photos"):
         prepare(resumed, None, interrupt, bar)
+
+
+def test_photos_of_the_training_in_a_set_of_other_people_are_warned_of_before_the_training(tmp_path, capsys):
+    request = request_in(tmp_path)
+    with pytest.raises(Interrupted, match="faces: 48 faces of 12 people"):
+        prepare(request, None, interrupt, bar)
+    with pytest.raises(Interrupted, match="are held out"):
+        prepare(replace(request, resume=True), None, interrupt, bar)
+    train, others = request.output / "data" / "train", tmp_path / "others.bin"
+    write_photo_pairs(train, others)
+    with pytest.raises(Interrupted, match="are held out"):
+        prepare(replace(request, resume=True, targets=(str(others),)), None, interrupt, bar)
+    assert f"warning: others: 16 of 16 examined images are in {train}," in capsys.readouterr().err
