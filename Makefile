@@ -20,7 +20,7 @@ RECIPE ?= speedrun
 # Without compiled modules every process that a test starts would compile those it imports: five seconds for torch.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup quickstart test test-slow test-all coverage unit check format ranks gpu golden fuzz interop long soak bench real-faces speedrun config-docs docs lock clean
+.PHONY: help setup quickstart test test-slow test-all coverage unit check format ranks gpu golden fuzz peers interop long soak bench real-faces speedrun config-docs docs lock clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -64,8 +64,11 @@ fuzz: $(READY)  ## mutate files for SECONDS (60) per reader; keep those with a n
 	@for target in $$($(BIN)/python -c "from tests.fuzz.targets import TARGETS; print(*TARGETS)"); do \
 		$(BIN)/python -m tests.fuzz.run $$target --seconds $(SECONDS) || exit 1; done
 
-interop: $(READY)  ## exchange files with MXNet 1.9.1 and other programs in build/interop*
-	VENV=$(VENV) ./scripts/interop
+peers: $(READY)  ## install MXNet 1.9.1 and other programs into build/interop*; without them tests/interop is skipped
+	VENV=$(VENV) ./scripts/peers
+
+interop: peers  ## exchange files with these programs
+	$(BIN)/pytest tests/interop
 
 long: $(READY)  ## run tests that take minutes (lost hosts, cut networks, memory), and variants of the slow ones
 	$(BIN)/pytest -m long

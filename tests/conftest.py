@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-LONGEST = ("runs", "ranks", "cli", "golden")
+LONGEST = ("runs", "ranks", "cli", "interop", "golden")
 """Folders of the tests that start processes or train, in the order of their time per test."""
 
 
