@@ -97,10 +97,15 @@ def own_margin(
     """Return a margin of the user's own with its `options`; `common` has the numbers of all margins.
 
     Raises:
-        UsageError: it does not take these options.
+        UsageError: it does not take these options, or is a module with parameters that are to be trained.
     """
     if isinstance(part, Margin):
         return part
+    if isinstance(part, nn.Module) and any(each.requires_grad for each in part.parameters()):
+        raise UsageError(
+            f"the margin {name_of(part)} has parameters, which would get no gradient: the head differentiates a margin "
+            "by the cosines and the norms alone; make them buffers or numbers"
+        )
     if isinstance(part, nn.Module) and [each.name for each in _positional(part.forward)][1:] == ["labels"]:
         return _of_logits(part)
     return _made(part, options, common, ForeignMargin)

@@ -215,3 +215,17 @@ def test_an_object_of_a_margin_and_a_module_of_arcface_torch_are_margins_of_ones
 
     found = own_margin_of(OfLogits(), {}, common)
     assert found.scale == 32 and found.apply(torch.ones(1), None).value_G.item() == pytest.approx(0.9)
+
+
+def test_a_module_with_parameters_that_would_not_be_trained_is_no_margin():
+    class Learned(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.m = torch.nn.Parameter(torch.tensor(0.4))
+
+        def forward(self, cos):
+            return cos - self.m
+
+    with pytest.raises(UsageError, match=r"^the margin Learned has parameters"):
+        make_margin(Learned())
+    assert make_margin(Learned().requires_grad_(False)).name == "Learned"
