@@ -113,15 +113,15 @@ class ParameterTable(RowTable):
 
     def __init__(self, parameter: nn.Parameter) -> None:
         super().__init__(parameter.data, parameter.device)
-        self._parameter = parameter
+        self.parameter = parameter
 
     @property
     def data(self) -> Tensor:
         """All rows."""
         # `Module.to` gives a parameter other data.
-        if self._parameter.device != self._device:
-            self._device = self._parameter.device
-        return self._parameter.data
+        if self.parameter.device != self._device:
+            self._device = self.parameter.device
+        return self.parameter.data
 
 
 class RowTables:

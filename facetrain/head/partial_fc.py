@@ -277,7 +277,22 @@ class PartialFC(BaseHead):
         self._stage = stage
         self._sampler = self._build_sampler()
 
+    def _follow_weight(self) -> None:
+        """Read the parameter that is `weight` now: it can be replaced, as by `load_state_dict` with `assign=True`.
+
+        Raises:
+            UsageError: it was converted or moved, and shows no longer the tables that the head updates.
+        """
+        table = self._tables.by_name["weight"]
+        if isinstance(table, ParameterTable):
+            table.parameter = self.weight
+        elif (self.weight.dtype, self.weight.device) != (table.data.dtype, table.data.device):
+            raise UsageError(
+                "PartialFC with `update` cannot be converted or moved; give the constructor `device` and `storage`"
+            )
+
     def forward(self, embedding_BD: Tensor, label_B: Tensor) -> Tensor:
+        self._follow_weight()
         if self._sampler.device != self.device:
             self._sampler = self._build_sampler()  # the module was moved
         if not self._begun and self.training:
@@ -378,6 +393,7 @@ class PartialFC(BaseHead):
 
     def row_state(self) -> dict[str, Tensor]:
         """Return the tables to save in a checkpoint; row i belongs to class shard.start + i."""
+        self._follow_weight()
         self._sampler.flush()
         return {name: table.data for name, table in self._tables.by_name.items()}
 

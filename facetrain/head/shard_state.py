@@ -27,8 +27,11 @@ def _write_back(head: Any, *_: Any) -> None:
     head.row_state()
 
 
-def _take_rows(head: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
+def _take_rows(head: Any, state: dict[str, Any], prefix: str, metadata: dict[str, Any], *_: Any) -> None:
     _write_back(head)  # or it would happen later, over the rows that are loaded
+    if head.update is not None:
+        # Copied, also with `assign=True`: the head updates the rows of its tables, which this parameter shows.
+        metadata["assign_to_params_buffers"] = False
     weight: Tensor | None = state.get(prefix + _WEIGHT)
     # arcface_torch's PartialFC_V2 saves the weight alone.
     extra = state.setdefault(prefix + _EXTRA, head.get_extra_state())

@@ -117,6 +117,38 @@ def test_a_copy_of_a_head_and_a_saved_one_continue_as_it_does(rate):
         torch.testing.assert_close(other(*batch(1)), loss, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"update": CenterUpdate(), "storage": Storage(torch.float64)}],
+    ids=["optimizer", "update"],
+)
+def test_a_state_that_is_assigned_has_the_centers_that_the_loss_is_of(options):
+    head, other = small_head(**options), small_head(seed=4)
+    head.eval().load_state_dict(other.state_dict(), assign=True)
+    assert torch.equal(head(*batch()), other.eval()(*batch()))
+    assert torch.equal(head.row_state()["weight"], other.weight) and torch.equal(head.weight, other.weight)
+
+
+def test_a_head_that_updates_its_rows_is_refused_once_its_parameter_shows_other_rows():
+    head = facetrain.PartialFC("cosface", SIZE, CLASSES, update=CenterUpdate()).double()
+    for use in (head.state_dict, lambda: head.eval()(*batch())):
+        with pytest.raises(UsageError, match="`update`.*`device` and `storage`"):
+            use()
+
+
+def test_centers_in_place_of_the_drawn_ones_are_those_of_the_loss_and_get_its_gradient():
+    head, called, other = small_head(), small_head(), small_head(seed=4)
+    head.weight, weight = (nn.Parameter(other.weight.detach().clone()) for _ in range(2))
+    expected = other(*batch())
+    expected.backward()
+    for loss, parameter in (
+        (head(*batch()), head.weight),
+        (torch.func.functional_call(called, {"weight": weight}, batch()), weight),
+    ):
+        loss.backward()
+        assert torch.equal(loss, expected) and torch.equal(parameter.grad, other.weight.grad)
+
+
 @pytest.mark.parametrize("placement", ["device", "host"])
 def test_a_copy_of_a_head_that_updates_its_rows_has_the_last_update_and_continues_as_it_does(placement):
     head = facetrain.PartialFC(
