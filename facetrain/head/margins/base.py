@@ -126,9 +126,10 @@ class Margin:
 
     def _differentiated(self, formula: Callable[..., Tensor | None], *inputs_G: Tensor) -> list[Tensor]:
         """Return a formula's value for each sample, and its derivative by each input; (G,) each."""
-        # Also inside of the head's own forward pass, where autograd is off.
-        with torch.enable_grad():
-            leaves = [input_G.detach().requires_grad_() for input_G in inputs_G]
+        # Also inside of the head's own forward pass, where autograd is off, and in inference mode, whose tensors it
+        # does not take.
+        with torch.inference_mode(False), torch.enable_grad():
+            leaves = [input_G.detach().clone().requires_grad_() for input_G in inputs_G]
             value_G = self._one_number_each(formula(*leaves), inputs_G[0])
             if not value_G.requires_grad:
                 return [value_G, *map(torch.zeros_like, inputs_G)]

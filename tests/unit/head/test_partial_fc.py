@@ -149,6 +149,15 @@ def test_centers_in_place_of_the_drawn_ones_are_those_of_the_loss_and_get_its_gr
         assert torch.equal(loss, expected) and torch.equal(parameter.grad, other.weight.grad)
 
 
+@pytest.mark.parametrize("margin", ["arcface", "magface"])
+def test_the_loss_in_inference_mode_is_that_without_gradients(margin):
+    head = small_head(margin).eval()
+    embedding, label = (each.detach() for each in batch())
+    with torch.inference_mode():
+        loss = head(embedding, label)
+    assert torch.equal(loss, head(embedding, label))
+
+
 @pytest.mark.parametrize("placement", ["device", "host"])
 def test_a_copy_of_a_head_that_updates_its_rows_has_the_last_update_and_continues_as_it_does(placement):
     head = facetrain.PartialFC(
