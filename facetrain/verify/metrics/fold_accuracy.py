@@ -17,6 +17,7 @@ from facetrain.data.pair_folds import FOLDS
 from facetrain.embeddings.normalization import l2_normalize
 from facetrain.verify.metrics.bootstrap import share
 from facetrain.verify.metrics.pair_blocks import PairBlocks, every_subject_once
+from facetrain.verify.metrics.roc import require_pairs
 
 THRESHOLDS = np.arange(0, 4, 0.01)
 """InsightFace's grid of thresholds on the squared distance of unit embeddings, which is in [0, 4]."""
@@ -131,7 +132,7 @@ def fold_accuracy(distance_P: np.ndarray, same_P: np.ndarray) -> FoldAccuracy:
     """Return the accuracy of ten consecutive folds for squared distances float (P,) and labels bool (P,).
 
     Raises:
-        ValueError: there are fewer pairs than folds.
+        ValueError: there are fewer pairs than folds, or see `require_pairs`.
     """
     accuracy, threshold = _search(distance_P, same_P, FOLDS).accuracy(every_subject_once())
     return FoldAccuracy(accuracy[0], threshold[0])
@@ -141,7 +142,7 @@ def grid_roc(distance_P: np.ndarray, same_P: np.ndarray, *, folds: int = FOLDS) 
     """Return InsightFace's ROC on the grid. A fold without genuine, or impostor, pairs counts as rate 0, as there.
 
     Raises:
-        ValueError: there are fewer pairs than folds.
+        ValueError: there are fewer pairs than folds, or see `require_pairs`.
     """
     accepted = _search(distance_P, same_P, folds).accepted(every_subject_once())
     tpr_T, fpr_T = ((kind / np.maximum(kind[:, :, -1:], 1))[0, :, :-1].mean(0) for kind in accepted)
@@ -150,6 +151,7 @@ def grid_roc(distance_P: np.ndarray, same_P: np.ndarray, *, folds: int = FOLDS) 
 
 def _search(distance_P: np.ndarray, same_P: np.ndarray, folds: int) -> FoldSearch:
     """Return the search for one draw, in which all pairs count once, as if they were of one subject."""
+    require_pairs(distance_P, same_P)
     subject_P = np.zeros(len(same_P), np.int64)
     return FoldSearch(distance_P, same_P, folds, subject_P, subject_P)
 

@@ -60,11 +60,31 @@ def few_errors(errors: int, kind: str) -> str:
     )
 
 
+def require_pairs(value_P: np.ndarray, same_P: np.ndarray) -> None:
+    """Check the scores, or the distances, of pairs and their labels.
+
+    Raises:
+        ValueError: they are not (P,) each, a value is NaN, or the labels are not bool: of 0 and 1, `~` makes −1 and −2.
+    """
+    if value_P.ndim != 1 or value_P.shape != same_P.shape:
+        raise ValueError(
+            f"values of shape {value_P.shape} and labels of shape {same_P.shape}; give one of each for every pair, (P,)"
+        )
+    if same_P.dtype != np.bool_:
+        raise ValueError(f"labels of dtype {same_P.dtype}; give bool, True for a genuine pair")
+    if np.isnan(value_P).any():
+        raise ValueError("a score or distance is NaN; give every pair a number")
+
+
 def roc(score_P: np.ndarray, same_P: np.ndarray) -> Roc | None:
     """Return the exact ROC of scores float (P,) with labels bool (P,), True for a genuine pair.
 
     Return None if there are no genuine or no impostor pairs.
+
+    Raises:
+        ValueError: see `require_pairs`.
     """
+    require_pairs(score_P, same_P)
     impostors, genuine = int((~same_P).sum()), int(same_P.sum())
     if not impostors or not genuine:
         return None

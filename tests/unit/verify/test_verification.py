@@ -8,7 +8,7 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from facetrain.data.pair_folds import fold_order
 from facetrain.verify.metrics.curve_metrics import auc, equal_error_rate, tar_at_far, value_of
 from facetrain.verify.metrics.draws import Draws
-from facetrain.verify.metrics.fold_accuracy import THRESHOLDS, fold_accuracy
+from facetrain.verify.metrics.fold_accuracy import THRESHOLDS, fold_accuracy, grid_roc
 from facetrain.verify.metrics.roc import eer_threshold, roc, threshold_at
 from facetrain.verify.metrics.scored_pairs import ScoredPairs, hardest_pairs, histogram
 from facetrain.verify.pair_protocol import score_pairs, verification_result
@@ -102,6 +102,21 @@ def test_pairs_keep_their_folds_if_these_have_both_kinds_or_cannot_or_are_of_pub
 def test_fewer_pairs_than_folds_is_an_error():
     with pytest.raises(ValueError, match="9 pairs.*10 folds"):
         fold_accuracy(np.ones(9), np.ones(9, bool))
+
+
+@pytest.mark.parametrize("of", [roc, fold_accuracy, grid_roc])
+@pytest.mark.parametrize(
+    ("value", "same", "fault"),
+    [
+        (np.ones(12), np.arange(12) % 2, "dtype int64; give bool"),
+        (np.ones(12), np.ones(13, bool), r"\(12,\) and labels of shape \(13,\)"),
+        (np.ones((12, 1)), np.ones((12, 1), bool), r"\(12, 1\)"),
+        (np.full(12, np.nan), np.ones(12, bool), "NaN"),
+    ],
+)
+def test_pairs_that_would_give_wrong_rates_in_silence_are_refused(of, value, same, fault):
+    with pytest.raises(ValueError, match=fault):
+        of(value, same)
 
 
 @pytest.mark.parametrize("decimals", [1, 8])
