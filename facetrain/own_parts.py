@@ -79,16 +79,19 @@ def load_part(place: str, named_by: str) -> Any:
         )
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())  # last: a file of the folder does not replace an installed module
+    package = name.partition(".")[0]
     try:
-        part = getattr(import_module(name), attribute)
-    except Exception as error:  # the code may raise anything
-        reason = " ".join(str(error).split())
+        part = getattr(import_module(name), attribute, None)
+    except (Exception, SystemExit) as error:  # the code may raise anything, and end the program
+        line, reason = line_of(error, package), " ".join(str(error).split())
+        # With a line of its code, what is missing is another module, which the code imports.
+        is_missing = isinstance(error, ModuleNotFoundError) and not line
         raise ConfigError(
-            f"{named_by}: {place} cannot be imported ({type(error).__name__}: {reason}); start facetrain in the folder "
-            f"that has {name.partition('.')[0]}, or set PYTHONPATH"
+            f"{named_by}: {place} cannot be imported ({line}{': ' if line else ''}{type(error).__name__}: {reason})"
+            + (f"; start facetrain in the folder that has {package}, or set PYTHONPATH" if is_missing else "")
         ) from error
     if not callable(part):
-        raise ConfigError(f"{named_by}: {place} is no function or class")
+        raise ConfigError(f"{named_by}: {place}: {_file_of(name) or name} has no such function or class")
     modules = _modules_of(part, place)
     for module in modules:
         spec = getattr(sys.modules.get(module), "__spec__", None)
@@ -106,21 +109,28 @@ def _modules_of(part: Any, place: str) -> tuple[str, str]:
     return (getattr(part, "__module__", None) if has_own else None) or named, named
 
 
+def _file_of(module: str) -> str | None:
+    return getattr(sys.modules.get(module), "__file__", None)
+
+
 def _file_digest(module: str) -> str:
     """Return the SHA-256 of the file of a module; empty without one."""
-    file = getattr(sys.modules.get(module), "__file__", None)
+    file = _file_of(module)
     try:
         return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
     except OSError:
         return ""
 
 
-def line_of(error: BaseException) -> str:
-    """Return file and line of the part from which an exception comes; empty if it comes from none."""
+def line_of(error: BaseException, package: str | None = None) -> str:
+    """Return file and line of the part from which an exception comes; empty if it comes from none.
+
+    `package` is that of a part whose import has raised it.
+    """
     places = [
         f"{frame.f_code.co_filename}:{line}"
         for frame, line in traceback.walk_tb(error.__traceback__)
-        if frame.f_globals.get("__name__") in _imports
+        if (name := frame.f_globals.get("__name__", "")) in _imports or name.partition(".")[0] == package
     ]
     return places[-1] if places else ""
 

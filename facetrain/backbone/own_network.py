@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from facetrain.backbone.base import Backbone
 from facetrain.errors import ConfigError
-from facetrain.own_parts import describe_result, name_of
+from facetrain.own_parts import describe_result, line_of, name_of
 
 
 class OwnNetwork(Backbone):
@@ -85,6 +85,8 @@ def build_own(part: Callable[..., Any], own: dict[str, Any], **options: Any) -> 
     try:
         network = part(**own, **(options if is_backbone else sizes))
     except TypeError as error:
+        if line_of(error):  # its own code has raised it
+            raise
         raise ConfigError(f"model.backbone: {name_of(part)}: {error}; see model.options") from error
     if not isinstance(network, nn.Module):
         raise ConfigError(f"model.backbone: {name_of(part)} builds {type(network).__name__}, no torch module")

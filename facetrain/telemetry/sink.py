@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from facetrain.errors import ConfigError, FacetrainError
 from facetrain.files import error_reason
-from facetrain.own_parts import load_part
+from facetrain.own_parts import line_of, load_part
 from facetrain.settings import OwnPart, imported
 from facetrain.telemetry.log import warn
 
@@ -72,9 +72,9 @@ class Sinks:
             self._sinks.append((name, part(run, **options)))
         except FacetrainError:
             raise
-        except TypeError as error:
-            raise ConfigError(f"log.sinks: {name}: {error}; see its options") from error
         except Exception as error:  # a server that does not answer must not end a run that restarts
+            if isinstance(error, TypeError) and not line_of(error):
+                raise ConfigError(f"log.sinks: {name}: {error}; see its options") from error
             reason = error_reason(error)
             self.faults.append(
                 f"log.sinks: {name} cannot be opened ({reason}); it gets no metrics until a resume"

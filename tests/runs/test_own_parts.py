@@ -13,9 +13,13 @@ from facetrain.checkpoint.load import Checkpoint
 from facetrain.cli.app import _exit_with_error
 from facetrain.counter_rng import uniform
 from facetrain.errors import ConfigError
+from facetrain.head.build import build_margin
+from facetrain.head.settings import MarginSettings
 from facetrain.models.embedding_model import open_model
 from facetrain.models.initialize_from import initialize_backbone
+from facetrain.settings import OwnPart
 from facetrain.telemetry.jsonl import read_jsonl
+from facetrain.telemetry.sink import LoggedRun, Sinks
 from tests.support.command import facetrain
 from tests.support.models import write_model
 
@@ -202,6 +206,58 @@ def test_only_the_places_that_were_allowed_are_imported(home, monkeypatch):
     for place in ("own_faces.missing:x", "own_faces.parts:SOURCE", "json:nothing"):
         with pytest.raises(ConfigError, match=f"^key: {place}"):
             own_parts.load_part(place, "key")
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("import mlflow_that_is_missing\n", ("/broken_part.py:1: ModuleNotFoundError: ",)),
+        ("\nm = 1 / 0\n", ("/broken_part.py:2: ZeroDivisionError: ",)),
+        ("import argparse\nargparse.ArgumentParser().parse_args(['x'])\n", ("/broken_part.py:2: SystemExit: 2",)),
+        ("f = =\n", ("SyntaxError: ", "(broken_part.py, line 1)")),
+        ("g = f = 3\n", ("/broken_part.py has no such function or class",)),
+        (None, ("ModuleNotFoundError: ", "start facetrain in the folder that has broken_part")),
+    ],
+)  # fmt: skip
+def test_a_part_that_cannot_be_imported_is_refused_with_its_line_or_else_its_folder(
+    tmp_path, monkeypatch, source, names
+):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(own_parts, "_allowed", {"broken_part:f"})
+    if source is not None:
+        (tmp_path / "broken_part.py").write_text(source)
+    with pytest.raises(ConfigError, match=r"^key: broken_part:f[: ]") as refused:
+        own_parts.load_part("broken_part:f", "key")
+    sys.modules.pop("broken_part", None)
+    assert all(name in str(refused.value) for name in names), refused.value
+    assert ("start facetrain" in str(refused.value)) == (source is None), refused.value
+
+
+def test_a_type_error_of_a_part_is_not_taken_for_wrong_options(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "part_with_a_bug.py").write_text(
+        "import torch\n"
+        "from facetrain.head.margins.base import Margin\n\n\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self, embedding_size, image_size):\n"
+        "        None + 1\n\n\n"
+        "class Own(Margin):\n"
+        "    def __init__(self, **options):\n"
+        "        None + 1\n\n\n"
+        "def sink(run):\n"
+        "    None + 1\n"
+    )
+    own_parts.allow(f"part_with_a_bug:{name}" for name in ("Net", "Own", "sink"))
+    for build, line in (
+        (lambda: build_backbone("part_with_a_bug:Net", embedding_size=8, image_size=16), 7),
+        (lambda: build_margin(MarginSettings(type="part_with_a_bug:Own")), 12),
+    ):
+        with pytest.raises(TypeError) as raised:
+            build()
+        assert own_parts.line_of(raised.value) == f"{tmp_path}/part_with_a_bug.py:{line}"
+    # As any other error of a sink, it does not end the run.
+    sinks = Sinks([OwnPart(type="part_with_a_bug:sink")], LoggedRun(tmp_path, "id", {}))
+    assert "part_with_a_bug:sink cannot be opened" in sinks.faults[0]
 
 
 def test_a_file_that_has_changed_since_its_import_is_refused_until_it_is_loaded_again(tmp_path, monkeypatch):

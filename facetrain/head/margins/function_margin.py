@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from facetrain.errors import UsageError
 from facetrain.head.margins.base import Margin
 from facetrain.head.margins.registry import MARGINS
-from facetrain.own_parts import name_of
+from facetrain.own_parts import line_of, name_of
 from facetrain.settings import imported
 
 MarginLike = str | Callable[..., Any] | Margin
@@ -122,12 +122,15 @@ def _made(
     common: Mapping[str, Any],
     of_function: type[FunctionMargin],
 ) -> Margin:
+    if isinstance(part, type) and not issubclass(part, Margin):
+        raise UsageError(
+            f"the margin {name_of(part)} is a class, but not a subclass of {Margin.__module__}.Margin"
+        )
     try:
-        if isinstance(part, type):
-            margin: Margin = part(**common, **options)
-            return margin
-        return of_function(part, options, **common)
+        return part(**common, **options) if isinstance(part, type) else of_function(part, options, **common)
     except (TypeError, ValueError) as error:  # a builtin has no signature
+        if isinstance(error, TypeError) and line_of(error):  # its own code has raised it
+            raise
         raise UsageError(f"the margin {name_of(part)}: {error}; see head.margin.options") from error
 
 

@@ -229,3 +229,12 @@ def test_a_module_with_parameters_that_would_not_be_trained_is_no_margin():
     with pytest.raises(UsageError, match=r"^the margin Learned has parameters"):
         make_margin(Learned())
     assert make_margin(Learned().requires_grad_(False)).name == "Learned"
+
+
+def test_a_class_that_is_no_margin_is_refused():
+    class Other:
+        def __init__(self, **options):
+            pass
+
+    with pytest.raises(UsageError, match=r"^the margin Other is a class, but not a subclass of .*\.Margin"):
+        make_margin(Other)
