@@ -21,7 +21,7 @@ from facetrain.distributed.stop_request import Stopped, StopRequest
 from facetrain.distributed.world import World
 from facetrain.errors import RunError
 from facetrain.run.agree import Agreed
-from facetrain.run.folder.lock import LOCK_FILE
+from facetrain.run.folder.lock_file import LOCK_FILE
 from facetrain.telemetry.log import warn
 from facetrain.text import shell_path
 

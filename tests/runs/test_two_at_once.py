@@ -8,7 +8,7 @@ import pytest
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.config.loading import load_config
 from facetrain.errors import UsageError
-from facetrain.run.folder.lock import LOCK_FILE
+from facetrain.run.folder.lock_file import LOCK_FILE
 from tests.support import training
 from tests.support.command import start
 from tests.support.processes import descendants, kill, state_of

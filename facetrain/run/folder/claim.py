@@ -16,7 +16,7 @@ from facetrain.files import os_errors_as, write_fault
 from facetrain.models.model_file import MODEL_FILE
 from facetrain.run.folder.environment import launchers_in
 from facetrain.run.folder.lease import Lease
-from facetrain.run.folder.lock import LOCK_FILE
+from facetrain.run.folder.lock_file import LOCK_FILE
 from facetrain.run.folder.run_state import FINISHED, read_state
 from facetrain.text import shell_path
 

@@ -14,7 +14,7 @@ from facetrain.checkpoint.commit import CHECKPOINTS, complete_steps, step_folder
 from facetrain.checkpoint.manifest import read_manifest
 from facetrain.distributed.ranks import Ranks
 from facetrain.errors import CheckpointError
-from facetrain.run.folder.lock import has_lock
+from facetrain.run.folder.lock_file import has_lock
 
 _NEWS_S = 60.0
 """Seconds within which all hosts that share a folder see a new file there: by default, a client of NFS believes for

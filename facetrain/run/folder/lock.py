@@ -11,99 +11,34 @@ which no host can rewrite the file, does not count.
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import json
 import os
-import secrets
-import socket
-import stat
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-from pydantic import BaseModel, PositiveInt
-
-from facetrain.distributed.process_lifetime import process_stat
 from facetrain.errors import RunError, UsageError
-from facetrain.files import os_errors_as, scratch_path
+from facetrain.files import os_errors_as
+from facetrain.run.folder.lock_file import (
+    ENDED,
+    LOCK_FILE,
+    POLL_S,
+    SILENCE_S,
+    STOPPED,
+    Holder,
+    open_lock,
+    parse_holder,
+    read_holder,
+    read_lock,
+)
 from facetrain.telemetry.log import warn
 
-LOCK_FILE = "run.lock"
 BEAT_S = 5.0
 """Seconds between two rewrites of the file."""
-SILENCE_S = 30.0
-"""Seconds without a rewrite after which the lock of another host is stale: several times `BEAT_S`, because network
-file systems delay writes."""
 OUTAGE_S = 10.0
 """Seconds between two looks after which the file system was silent, and maybe not the process: watch anew."""
-_POLL_S = 0.5
-_CLOCK_DIFFERENCE_S = 300.0
-"""Seconds by which the clock of another host may differ, for a look that cannot wait for the next rewrite."""
-_STOPPED, _ENDED = "Tt", "ZX"
-"""Letters of process states, from proc(5)."""
-
-
-class Holder(BaseModel, frozen=True):
-    """Process that holds a lock."""
-
-    token: str
-    """Random, so that every lock is distinct."""
-    host: str
-    machine: str
-    """Start of the host's kernel and namespace of its processes: only within both does `pid` name a process."""
-    pid: PositiveInt
-    """Positive, because `kill -1`, which a message could advise, ends all processes of the user."""
-    pid_start: str
-    """Start of the process in clock ticks: another process may get the same number later."""
-    since: str
-    launchers: tuple[str, ...]
-    """Elastic agents of the job: after a failure they start its processes again."""
-    folder: int = 0
-    """Number of the folder on its file system (inode), which a moved folder keeps and a copy does not have; 0 before it
-    is locked."""
-    beat: int = 0
-
-    @classmethod
-    def of_this_process(cls, launchers: Sequence[str]) -> Holder:
-        """Return this process as the holder of a new lock. `launchers` may contain empty ids, which are left out."""
-        return cls(
-            token=secrets.token_hex(8),
-            host=socket.gethostname(),
-            machine=_this_machine(),
-            pid=os.getpid(),
-            pid_start=process_stat(os.getpid())[1],
-            since=datetime.now(UTC).isoformat(timespec="seconds"),
-            launchers=tuple(name for name in launchers if name),
-        )
-
-    def dump(self) -> bytes:
-        """Return the content of the file. Its length does not depend on the count, so that one write replaces it."""
-        return json.dumps(self.model_dump() | {"beat": f"{self.beat:012d}"}).encode() + b"\n"
-
-    def __str__(self) -> str:
-        return f"process {self.pid} on {self.host}"
-
-    def writes_another(self, folder: Path) -> bool:
-        """Return whether the process, if it is of this machine, writes another folder, whose copy this one is."""
-        # Not for a process of another host: some network file systems number a folder differently on each.
-        return self.folder != os.stat(folder).st_ino
-
-    def state(self) -> str:
-        """Return the state of the process, if it is of this machine: a letter of proc(5)."""
-        state, start = process_stat(self.pid)
-        if state:  # a later process that has got the number does not count
-            return state if start in ("", self.pid_start) else _ENDED[0]
-        with suppress(PermissionError):
-            try:
-                os.kill(self.pid, 0)  # signal 0 only checks that the process exists
-            except (ProcessLookupError, OverflowError):
-                return _ENDED[0]
-        return "R"
 
 
 class RunLock:
@@ -144,7 +79,7 @@ class RunLock:
             self._me = self._me.model_copy(update={"folder": self._place[1]})
             # Create first and read later: of two processes that both find no lock, only one can create the file.
             while not self._create():
-                content = _read(self._path)
+                content = read_lock(self._path)
                 if content is not None and self._is_stale(content[0]):
                     self._remove(content)
         # A daemon: a run that ends by an error in another thread must not wait for it.
@@ -167,9 +102,10 @@ class RunLock:
             )
         with suppress(OSError):  # if the disk is gone, the next save reports it
             if not self._renew():
+                other = read_holder(self._path) or "another process"
                 raise RunError(
-                    f"{self._folder}: {_holder(self._path) or 'another process'} has taken over this run, because the "
-                    f"lock of this process did not change for {self._silence_s:.0f} s; this process ends"
+                    f"{self._folder}: {other} has taken over this run, because the lock of this process did not change "
+                    f"for {self._silence_s:.0f} s; this process ends"
                 )
 
     def release(self) -> None:
@@ -180,7 +116,7 @@ class RunLock:
             self._thread.join()
             self._thread = None
         with suppress(OSError):
-            holder = _holder(self._path)
+            holder = read_holder(self._path)
             if holder is not None and holder.token == self.token:
                 self._path.unlink()
 
@@ -190,7 +126,7 @@ class RunLock:
         Raises:
             UsageError: its process is alive.
         """
-        holder = _parse(content)
+        holder = parse_holder(content)
         # The agents of this job end its processes before they start new ones.
         if holder is not None and set(holder.launchers) & set(self._me.launchers):
             return True
@@ -200,10 +136,10 @@ class RunLock:
                 content, f"{holder} has locked this run" if holder else f"{self._path} cannot be read"
             )
         state = holder.state()
-        if state in _ENDED or holder.writes_another(self._folder):
+        if state in ENDED or holder.writes_another(self._folder):
             return True
         advice = f"wait until it ends, or end it with `kill {holder.pid}`"
-        if state in _STOPPED:
+        if state in STOPPED:
             advice = (
                 f"it is stopped (SIGSTOP): continue it with `kill -CONT {holder.pid}`, or end it with "
                 f"`kill -KILL {holder.pid}`"
@@ -219,12 +155,12 @@ class RunLock:
             UsageError: the process rewrites the file.
         """
         warn(f"{self._folder}: {fact}: watching for {self._silence_s:.0f} s whether it is alive")
-        if self._stays(lambda: (_read(self._path) or (None,))[0] == content):
+        if self._stays(lambda: (read_lock(self._path) or (None,))[0] == content):
             warn(
                 f"{self._folder}: {fact}, but has not rewritten {LOCK_FILE} for {self._silence_s:.0f} s: it is gone"
             )
             return True
-        if _read(self._path) is None:
+        if read_lock(self._path) is None:
             return False
         raise UsageError(
             f"{self._folder}: {fact}, and it is alive: it rewrites {LOCK_FILE}; wait until it ends, or end it"
@@ -239,7 +175,7 @@ class RunLock:
             since, last = (now if now - last > self._outage_s else since), now
             if now - since >= self._silence_s:
                 return True
-            time.sleep(min(_POLL_S, self._silence_s / 10))
+            time.sleep(min(POLL_S, self._silence_s / 10))
         return False
 
     def _remove(self, content: tuple[bytes, int]) -> None:
@@ -254,7 +190,7 @@ class RunLock:
                 claim.unlink(missing_ok=True)
             return
         try:
-            if _read(self._path) == content:
+            if read_lock(self._path) == content:
                 self._path.unlink()
         finally:
             claim.unlink(missing_ok=True)
@@ -295,8 +231,8 @@ class RunLock:
 
     def _rewrite(self) -> bool:
         try:
-            with _open(self._path, "r+b") as file:
-                holder = _parse(file.read(1 << 16))
+            with open_lock(self._path, "r+b") as file:
+                holder = parse_holder(file.read(1 << 16))
                 if holder is not None and holder.token != self.token:
                     return False
                 # In place: a new file under the name would not be seen by hosts that cache the folder.
@@ -308,85 +244,7 @@ class RunLock:
         return True
 
 
-def is_locked(folder: Path) -> bool:
-    """Return whether a living process holds the lock of a run folder, by one look at it."""
-    content = None
-    with suppress(OSError):
-        content = _read(folder / LOCK_FILE)
-    if content is None:
-        return False
-    holder = _parse(content[0])
-    if holder is not None and holder.machine == _this_machine():
-        return not holder.writes_another(folder) and holder.state() not in _ENDED
-    # One look cannot see the count rise, so the time of the last change decides here; the lock itself never compares
-    # clocks.
-    return time.time() - content[1] / 1e9 < SILENCE_S + _CLOCK_DIFFERENCE_S
-
-
-def has_lock(folder: Path, token: str, *, within_s: float = 0.0) -> bool:
-    """Return whether a folder is the one that the leader has locked, and so shared with it; look for so many seconds.
-
-    Raises:
-        RunError: the folder cannot be read.
-    """
-    deadline = time.monotonic() + within_s
-    while True:
-        with os_errors_as(RunError, folder):
-            holder = _holder(folder / LOCK_FILE)
-        if holder is not None and holder.token == token:
-            return True
-        if time.monotonic() >= deadline:
-            return False
-        _refresh(folder)
-        time.sleep(_POLL_S)
-
-
-def _refresh(folder: Path) -> None:
-    """Change a folder, so that a network file system forgets which files it has found absent there."""
-    scratch = scratch_path(folder / LOCK_FILE)
-    with suppress(OSError):
-        scratch.touch()
-        scratch.unlink()
-
-
-def _holder(path: Path) -> Holder | None:
-    return _parse((_read(path) or (b"",))[0])
-
-
-def _parse(content: bytes) -> Holder | None:
-    """Return the holder that a file describes; None if it does not describe one."""
-    try:
-        return Holder.model_validate_json(content)
-    except ValueError:
-        return None
-
-
-def _read(path: Path) -> tuple[bytes, int] | None:
-    """Return content and modification time of the file; None if there is none."""
-    # Opened again for each read: NFS shows the changes of other hosts to a file that is opened after them.
-    with suppress(FileNotFoundError), _open(path, "rb") as file:
-        return file.read(1 << 16), os.fstat(file.fileno()).st_mtime_ns
-    return None
-
-
-def _open(path: Path, mode: str) -> Any:
-    # A read of a pipe would wait without end, and a link could lead to a file of another program.
-    if not stat.S_ISREG(os.lstat(path).st_mode):
-        reason = "not a regular file; remove it if no other process writes the run"
-        raise OSError(errno.EINVAL, reason, str(path))
-    return path.open(mode)
-
-
 def _identity(folder: Path) -> tuple[int, int]:
     """Return what a folder keeps when it is moved, and another folder at its path does not have."""
     status = os.stat(folder)
     return status.st_dev, status.st_ino
-
-
-def _this_machine() -> str:
-    """Return host, start of the kernel and namespace of the processes; the host alone where there is no /proc."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{socket.gethostname()} {boot} {os.stat('/proc/self/ns/pid').st_ino}"
-    except OSError:
-        return socket.gethostname()

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from facetrain.files import error_reason, read_regular_text, write_atomically
 from facetrain.remote.address import public
-from facetrain.run.folder.lock import is_locked
+from facetrain.run.folder.lock_file import is_locked
 
 _FILE = "state.json"
 RUNNING, STOPPED, FINISHED, FAILED = "running", "stopped", "finished", "failed"

@@ -15,7 +15,8 @@ import pytest
 from facetrain.errors import RunError, UsageError
 from facetrain.run.folder import lock as lock_module
 from facetrain.run.folder.lease import Lease
-from facetrain.run.folder.lock import LOCK_FILE, Holder, RunLock, has_lock, is_locked
+from facetrain.run.folder.lock import RunLock
+from facetrain.run.folder.lock_file import LOCK_FILE, Holder, has_lock, is_locked, read_lock
 from tests.support.faults import full, small_disk
 from tests.support.waiting import set_time
 
@@ -156,7 +157,7 @@ def test_a_host_that_does_not_see_the_lock_yet_looks_again_and_changes_the_folde
         if len(looks) == 3:
             shown.rename(tmp_path / LOCK_FILE)
 
-    set_time(monkeypatch, lock_module.__name__, sleep=look_again)
+    set_time(monkeypatch, has_lock.__module__, sleep=look_again)
     assert not has_lock(tmp_path, lock.token) and not looks
     assert has_lock(tmp_path, lock.token, within_s=60.0) and looks == [True] * 3
     assert [path.name for path in tmp_path.iterdir()] == [LOCK_FILE]
@@ -170,7 +171,7 @@ def test_a_lock_that_a_host_cannot_read_is_an_error_of_the_run(tmp_path):
 
 
 def test_the_lock_of_another_host_that_changes_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("facetrain.run.folder.lock._this_machine", lambda: "node7 boot 1")
+    monkeypatch.setattr("facetrain.run.folder.lock_file._this_machine", lambda: "node7 boot 1")
     there = RunLock(tmp_path, beat_s=0.02)
     there.acquire()
     monkeypatch.undo()
@@ -224,7 +225,7 @@ def test_a_job_that_its_elastic_agent_starts_again_takes_its_own_lock(tmp_path):
 
 
 def test_a_process_whose_lock_was_taken_over_finds_out_and_keeps_the_lock_of_the_other(tmp_path, monkeypatch):
-    monkeypatch.setattr("facetrain.run.folder.lock._this_machine", lambda: "node7 boot 1")
+    monkeypatch.setattr("facetrain.run.folder.lock_file._this_machine", lambda: "node7 boot 1")
     stopped = RunLock(tmp_path, beat_s=60.0)  # as if by SIGSTOP
     stopped.acquire()
     monkeypatch.undo()
@@ -313,7 +314,7 @@ def test_the_lock_is_released_when_the_run_ends_by_a_signal(tmp_path):
 
 def test_a_slow_process_does_not_remove_the_lock_of_a_faster_one(tmp_path):
     lock_of(tmp_path, pid=1, pid_start="0")
-    stale = lock_module._read(tmp_path / LOCK_FILE)
+    stale = read_lock(tmp_path / LOCK_FILE)
     (tmp_path / LOCK_FILE).unlink()
     faster, slower = RunLock(tmp_path), RunLock(tmp_path)
     faster.acquire()

@@ -1,6 +1,6 @@
 """Files of a run folder that its mirror gets."""
 
-from facetrain.run.folder.lock import LOCK_FILE
+from facetrain.run.folder.lock_file import LOCK_FILE
 from facetrain.run.uploading import _files_to_upload
 
 
