@@ -74,7 +74,8 @@ def finetune(
     from facetrain.cli.rank import train_on_this_rank
     from facetrain.finetune.judge import describe, judge
     from facetrain.finetune.page import write_page
-    from facetrain.finetune.prepare import Request, prepare
+    from facetrain.finetune.prepare import prepare
+    from facetrain.finetune.workplace import Request
 
     request = Request(
         photos,

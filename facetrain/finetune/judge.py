@@ -15,7 +15,8 @@ import torch
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import DataError
 from facetrain.finetune.other_people import Harm, OtherPeople, accuracy_of
-from facetrain.finetune.prepare import Bar, Prepared
+from facetrain.finetune.prepare import Prepared
+from facetrain.finetune.workplace import Bar
 from facetrain.models.average_models import average_models
 from facetrain.models.embedding_model import open_model
 from facetrain.models.model_file import THRESHOLDS_KEY, save_model

@@ -11,7 +11,8 @@ from facetrain.config.loading import load_config, plain_config
 from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import ConfigError
 from facetrain.finetune.choices import Facts, choose, config_text
-from facetrain.finetune.prepare import Workplace, _facts
+from facetrain.finetune.prepare import _facts
+from facetrain.finetune.workplace import Workplace
 from tests.support.datasets import write_records
 
 FACTS = Facts(

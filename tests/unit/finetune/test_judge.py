@@ -11,10 +11,12 @@ from facetrain.cli.progress_bar import progress_bar
 from facetrain.config.loading import build_config
 from facetrain.data.formats.bin import write_bin
 from facetrain.finetune import other_people
+from facetrain.finetune.first_model import backbone_of
 from facetrain.finetune.held_out import write_photo_pairs
 from facetrain.finetune.judge import SHARES, describe, headline, judge
 from facetrain.finetune.other_people import Harm
-from facetrain.finetune.prepare import Prepared, Workplace, backbone_of
+from facetrain.finetune.prepare import Prepared
+from facetrain.finetune.workplace import Workplace
 from facetrain.models.embedding_model import open_model
 from facetrain.models.model_file import MODEL_FILE
 from facetrain.verify.metrics.result import Result

@@ -10,7 +10,8 @@ from facetrain.data.synthetic.drawing import draw_jpeg
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import ConfigError, UsageError
 from facetrain.finetune.held_out import write_photo_pairs
-from facetrain.finetune.prepare import Request, prepare
+from facetrain.finetune.prepare import prepare
+from facetrain.finetune.workplace import Request
 from tests.support.models import write_model
 
 PEOPLE, EACH = 12, 4

@@ -9,7 +9,7 @@ import torch
 from facetrain.backbone.zoo import build_backbone
 from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.errors import ModelError
-from facetrain.finetune.prepare import backbone_of
+from facetrain.finetune.first_model import backbone_of
 from facetrain.models.average_models import average_models
 from facetrain.models.embedding_model import open_model
 from facetrain.models.initialize_from import initialize_backbone

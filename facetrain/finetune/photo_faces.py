@@ -1,0 +1,117 @@
+"""Faces of the user's photos: aligned, and split into those to train on and those that judge the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import numpy as np
+
+from facetrain.data.dataset import FaceDataset, evenly_spread
+from facetrain.data.images.copies import different_images
+from facetrain.data.images.decode import decode_rgb
+from facetrain.data.open_dataset import open_dataset
+from facetrain.data.skipped_files import skipped_summary
+from facetrain.data.tools.landmark_finder import LandmarkFinder
+from facetrain.data.tools.pack import pack
+from facetrain.data.tools.selection import Selection
+from facetrain.data.tools.writing import SKIPPED_TABLE, write_parts
+from facetrain.embeddings.photo_check import PhotoCheck
+from facetrain.errors import UnreadableError, UsageError
+from facetrain.finetune.held_out import (
+    Part,
+    count_people,
+    require_enough,
+    split_photos,
+    write_photo_pairs,
+)
+from facetrain.finetune.workplace import Bar, Request, Workplace
+from facetrain.text import count_text, listed
+
+_EXAMINED = 64
+"""Images whose alignment is examined, evenly spread."""
+
+
+def needed_finder(
+    request: Request, finder: LandmarkFinder | None, image_size: int, say: Callable[[str], None]
+) -> LandmarkFinder | None:
+    """Return the detector if the images are photos, and None if they are aligned faces.
+
+    Raises:
+        UsageError: the images are photos, and there is no detector.
+        DataError: the people or their images are too few.
+    """
+    photos, check = request.photos, PhotoCheck()
+    source = open_dataset(photos)
+    require_enough(source.labels, photos)
+    for index, image in enumerate(_sample(source)):
+        check(image, index, image_size)
+    finding = check.finding()
+    if finding is not None and finder is None:
+        raise UsageError(f"{photos}: {finding}; align the faces by OpenCV's face detector: --detector yunet")
+    if finding is None and finder is not None:
+        say(f"{photos}: the images are aligned faces already, so the detector is not used")
+    return finder if finding is not None else None
+
+
+def write_faces(
+    request: Request,
+    place: Workplace,
+    finder: LandmarkFinder | None,
+    image_size: int,
+    say: Callable[[str], None],
+    bar: Bar,
+) -> None:
+    """Write the aligned faces as a dataset; say what is left out."""
+    with bar("aligning faces") as progress:
+        written = pack(
+            request.photos, place.faces, image_size=image_size, skip_bad=True,
+            landmarks=finder, checking=progress, progress=progress,
+        )  # fmt: skip
+    people = count_text(written.identities, "person", "people")
+    say(f"{place.faces}: {count_text(written.images, 'face')} of {people}")
+    if written.skipped:
+        say(f"left out {count_text(len(written.skipped), 'file')}, see {place.faces / SKIPPED_TABLE}:")
+        for line in skipped_summary(written.skipped):
+            say(f"  {line}")
+    if rivals := getattr(finder, "several_faces", None):
+        say(
+            f"several faces in {len(rivals):,} photos, of which the one nearest the center was taken: {listed(rivals)}"
+        )
+
+
+def split_faces(request: Request, place: Workplace, say: Callable[[str], None], bar: Bar) -> None:
+    """Write the parts of the faces: for training, held out, and set aside."""
+    source = open_dataset(place.faces)
+    different = different_images(map(source.read, range(source.num_images)))
+    require_enough(source.labels[different], request.photos)
+    if place.held_out.parent.exists():
+        return
+    if copies := source.num_images - len(different):
+        say(f"left out {copies:,} images that are copies of others: the held-out images have to be new ones")
+    part_N = split_photos(source.labels[different], seed=request.seed)
+    parts = {}
+    for part, path in zip(Part, (place.train, place.held_out, place.set_aside), strict=True):
+        numbers = different[part_N == part]
+        parts[path.name] = Selection(source, [place.faces], numbers, source.labels[numbers])
+    with bar("holding images out") as progress:
+        write_parts(parts, place.held_out.parent, progress=progress)
+
+
+def write_pairs(request: Request, place: Workplace, say: Callable[[str], None]) -> None:
+    """Write the verification sets of the faces that are not trained on."""
+    for dataset, pairs in ((place.held_out, place.pairs), (place.set_aside, place.set_aside_pairs)):
+        if not pairs.exists():
+            write_photo_pairs(dataset, pairs, seed=request.seed)
+    held_out, aside = open_dataset(place.held_out), open_dataset(place.set_aside)
+    say(
+        f"{held_out.num_images:,} images of {count_people(held_out.labels)} are held out, to show what the fine-tuned "
+        f"model gains; {count_people(aside.labels)} are set aside with all images, to show what it loses on others"
+    )
+
+
+def _sample(source: FaceDataset) -> Iterator[np.ndarray]:
+    """Yield images that can be decoded, evenly spread over a dataset, uint8 (H, W, 3) RGB."""
+    for number in evenly_spread(source.num_images, _EXAMINED):
+        with suppress(UnreadableError):
+            yield decode_rgb(source.read(number), location="")
