@@ -38,7 +38,9 @@ def run_program(run: Callable[[], None]) -> None:
     try:
         run()
     except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr, flush=True)
+        from facetrain.distributed.process_lifetime import report_interruption
+
+        report_interruption()
         sys.exit(130)
     except SystemExit as ended:
         _leave(ended.code)

@@ -23,6 +23,7 @@ from facetrain.distributed.process_lifetime import (
     launched_by_torchrun,
     leave_exit_code,
     leave_mark,
+    report_interruption,
 )
 from facetrain.distributed.process_setup import (
     bound_spinning,
@@ -113,7 +114,8 @@ def end_with(run: Callable[[], int | None], *, debug: bool) -> None:
             raise
         _exit_with_error(error)
     if code == _INTERRUPTED:
-        _exit("interrupted", code)
+        report_interruption()
+        leave_exit_code(code)
     sys.exit(code)
 
 

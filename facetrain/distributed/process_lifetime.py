@@ -120,6 +120,12 @@ def end_with_parent() -> None:
 
 def exit_interrupted() -> NoReturn:
     """End this process by Ctrl-C at once, from a signal handler, whatever its main thread waits for."""
-    # Not by print: the main thread may hold the lock of the stream while it waits for the reader.
-    write_to_stderr("error: interrupted")
+    report_interruption()
     os._exit(128 + signal.SIGINT)
+
+
+def report_interruption() -> None:
+    """Print that Ctrl-C ends this process; of the ranks of a host, which all get it, the first alone prints it."""
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        # Not by print: the main thread may hold the lock of the stream while it waits for the reader.
+        write_to_stderr("error: interrupted")

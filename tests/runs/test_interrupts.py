@@ -48,6 +48,28 @@ def test_ctrl_c_during_the_imports_is_an_interruption_even_where_python_drops_ex
     assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
 
 
+INTERRUPTED_COMMAND = """
+from facetrain.cli.app import end_with
+
+def interrupt():
+    raise KeyboardInterrupt
+
+end_with(interrupt, debug=False)
+"""
+
+
+@pytest.mark.parametrize(
+    "program",
+    [INTERRUPTED_IMPORT.format(interrupt="raise KeyboardInterrupt"), INTERRUPTED_COMMAND],
+    ids=["imports", "command"],
+)
+@pytest.mark.parametrize(("rank", "stderr"), [(0, "error: interrupted\n"), (1, "")])
+def test_of_the_ranks_of_a_host_the_first_alone_reports_ctrl_c(program, rank, stderr):
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment(LOCAL_RANK=str(rank)), capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, stderr)
+
+
 TERMINATED_IMPORT = """
 import importlib, signal, sys
 from facetrain.__main__ import run_program
