@@ -151,13 +151,17 @@ def test_muon_and_the_other_optimizer_share_all_parameters_and_the_schedule():
         {"params": [first, norm], "lr_factor": 1.0},
         {"params": [second], "lr_factor": 0.5},
     ]
-    optim = OptimSettings(lr=0.1, muon={"lr": 0.02})
+    optim = OptimSettings(lr=0.1, weight_decay=0.4, muon={"lr": 0.02, "weight_decay": 0.2})
     muon, sgd = build_optimizers(optim, groups, {first, second})
     assert [(group["params"], group["lr_factor"]) for group in muon.param_groups] == [
         ([first], pytest.approx(0.2)),
         ([second], pytest.approx(0.1)),
     ]
     assert [(group["params"], group["lr_factor"]) for group in sgd.param_groups] == [([norm], 1.0)]
+    muon.param_groups[0]["lr"] = sgd.param_groups[0]["lr"] = 0.5
+    for optimizer, weight, decayed in ((muon, first, 0.9), (sgd, norm, 0.8)):
+        take_step(optimizer, [weight], [torch.zeros_like(weight)])
+        torch.testing.assert_close(weight.detach(), torch.full_like(weight, decayed))
     assert len(build_optimizers(OptimSettings(), groups, {first})) == 1
     with pytest.raises(ConfigError, match=r"optim\.muon"):
         build_optimizers(optim, groups, set())
