@@ -49,5 +49,5 @@ def trained_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def _all_match(module: nn.Module, name: str, prefixes: Collection[str]) -> bool:
     """Return whether the name of each parameter of a module starts with one of the prefixes; without any, its own."""
-    names = [key for key, _ in module.named_parameters(name)] or [f"{name}."]
+    names = [key for key, _ in module.named_parameters(name)] or [name]
     return all(key.startswith(tuple(prefixes)) for key in names)

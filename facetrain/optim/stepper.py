@@ -67,7 +67,7 @@ class Stepper:
         """
         self.optimizers = optimizers
         self.scale = scale
-        self._parameters = [*(p for p in backbone.parameters() if p.requires_grad), *outside_ddp]
+        self._parameters = [*backbone.parameters(), *outside_ddp]
         self._outside_ddp = outside_ddp
         self._head = head
         self.schedule = schedule
