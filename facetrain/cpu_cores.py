@@ -15,7 +15,16 @@ def usable_cores() -> int:
     Respects the CPU affinity (taskset, Slurm) and the CPU quota of the container (cgroup v2), both of
     which `os.cpu_count` ignores.
     """
-    return share_of_cores(affinity(), ())
+    return cores_of([affinity()])
+
+
+def cores_of(processes: Iterable[Set[int]]) -> int:
+    """Return how many cores all processes of a machine may use together, at least 1.
+
+    `processes` are the cores of each, as `affinity` returns them: a launcher may bind each to others.
+    """
+    count, quota = len(set().union(*processes)), _cgroup_cores()
+    return count if quota is None else min(count, quota)
 
 
 def share_of_cores(own: Set[int], others: Iterable[Set[int]]) -> int:

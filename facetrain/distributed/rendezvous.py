@@ -19,7 +19,7 @@ from datetime import timedelta
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from facetrain.cpu_cores import affinity, share_of_cores
+from facetrain.cpu_cores import affinity, cores_of, share_of_cores
 from facetrain.distributed.listening_sockets import listen, listen_on_all_interfaces, serve_store
 from facetrain.distributed.network_interface import LOOPBACK, address_toward, is_loopback
 from facetrain.errors import RunError
@@ -43,6 +43,8 @@ class Rendezvous:
     """Address of this host that the hosts of the other ranks reach."""
     cores: int
     """CPU cores of this rank: its share of those that it may use."""
+    host_cores: int
+    """CPU cores that all ranks of this host may use together."""
 
     @property
     def size(self) -> int:
@@ -63,20 +65,21 @@ def join_rendezvous(timeout_s: float, local_size: int) -> Rendezvous:
     rendezvous_id = _create_id(store, world_size, timeout_s) if rank == 0 else _receive_id(store, rank)
     own = _with_prefix(rendezvous_id, store)
     register_rank(own, rank)
-    cores = _shared_cores(own, rank, local_size)
+    cores, host_cores = _count_cores(own, rank, local_size)
     address = LOOPBACK if local_size == world_size else _shared_address(own, rank, world_size)
     places = own.multi_get([f"place/{other}" for other in range(world_size)])
-    return Rendezvous(
-        own, rank, rendezvous_id, [place.decode(errors="replace") for place in places], address, cores
-    )
+    names = [place.decode(errors="replace") for place in places]
+    return Rendezvous(own, rank, rendezvous_id, names, address, cores, host_cores)
 
 
-def _shared_cores(store: Store, rank: int, local_size: int) -> int:
-    """Return the share of this rank in the cores of its host, of which a launcher may bind each rank to some."""
-    store.set(f"cores/{rank}", json.dumps(sorted(affinity())))
+def _count_cores(store: Store, rank: int, local_size: int) -> tuple[int, int]:
+    """Return the share of this rank in the cores of its host, and the cores of all ranks of the host."""
+    own = affinity()
+    store.set(f"cores/{rank}", json.dumps(sorted(own)))
     first = rank - int(os.environ.get("LOCAL_RANK", "0"))  # the ranks of a host follow each other
-    others = [f"cores/{other}" for other in range(first, first + local_size) if other != rank]
-    return share_of_cores(affinity(), [set(json.loads(cores)) for cores in store.multi_get(others)])
+    keys = [f"cores/{other}" for other in range(first, first + local_size) if other != rank]
+    others = [set[int](json.loads(cores)) for cores in store.multi_get(keys)]
+    return share_of_cores(own, others), cores_of([own, *others])
 
 
 def _shared_address(store: Store, rank: int, world_size: int) -> str:

@@ -52,6 +52,8 @@ class World:
     """Random id of this start of the ranks: another one after a restart."""
     cores: int = field(default_factory=usable_cores)
     """CPU cores of this rank: its share of those that it may use."""
+    host_cores: int = field(default_factory=usable_cores)
+    """CPU cores that all ranks of this host may use together."""
 
     @property
     def is_leader(self) -> bool:
@@ -166,6 +168,7 @@ def join(
             device=chosen,
             rendezvous_id=found.rendezvous_id,
             cores=found.rendezvous.cores if found.rendezvous else usable_cores(),
+            host_cores=found.rendezvous.host_cores if found.rendezvous else usable_cores(),
         )
         found.set_timeout(timeout_s)
         # Before the group is formed: NCCL uses the current device.

@@ -48,7 +48,7 @@ def examine(
     if world.local_rank == 0:
         with errors_as_failures(results, "machine"):
             precision = config.train.precision if config else "auto"
-            results += check_machine(world.local_size, precision, cores_each=world.cores)
+            results += check_machine(world.local_size, world.host_cores, precision)
     # On every rank: it is a collective.
     with errors_as_failures(results, "network"):
         results.append(check_network(world.device))

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 
-from facetrain.cpu_cores import usable_cores
 from facetrain.device.capability import bfloat16_fault
 from facetrain.device.gpu_driver import gpu_failure
 from facetrain.distributed import collectives
@@ -60,18 +59,11 @@ def _check_cuda() -> CheckResult:
     return failed("cuda", f"{message}: {reason}", advice)
 
 
-def check_machine(processes: int, precision: str, *, cores_each: int = 1) -> Iterator[CheckResult]:
-    """Check torch and CUDA, cores and shared memory of this machine for its training processes, and its GPUs.
-
-    `cores_each` is the share of each process in the cores.
-    """
+def check_machine(processes: int, cores: int, precision: str) -> Iterator[CheckResult]:
+    """Check torch and CUDA, cores and shared memory of this machine for its training processes, and its GPUs."""
     yield _check_torch()
     yield _check_cuda()
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    # Not os.cpu_count: a container may use fewer.
-    cores = usable_cores()
-    if cores_each > 1:  # processes that are bound to cores of their own, as Slurm does it, see no others
-        cores = max(cores, cores_each * processes)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _GIB
     processes_text = count_text(processes, "process", "processes")
     message = f"{count_text(cores, 'core')} and {memory:.0f} GiB for {processes_text}"

@@ -13,7 +13,6 @@ import torch
 
 from facetrain.backbone.own_network import OwnNetwork
 from facetrain.config.schema import Config
-from facetrain.cpu_cores import usable_cores
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.label_problems import FEWEST_PEOPLE, label_remarks
 from facetrain.data.remote_dataset import remarks_on_reading
@@ -91,12 +90,10 @@ def _check_people(config: Config, facts: RunFacts) -> Iterator[str]:
 
 
 def _check_cores(world: World) -> Iterator[str]:
-    cores = usable_cores()
-    # Ranks that are bound to cores of their own, as Slurm does it, see no others, and have more than one.
-    if world.cores == 1 and world.local_size > cores:
+    if world.local_size > world.host_cores:
         yield (
-            f"{world.local_size} processes share {count_text(cores, 'core')} of this machine, and wait for each other "
-            "in every step; start at most one per core (--nproc-per-node)"
+            f"{world.local_size} processes share {count_text(world.host_cores, 'core')} of this machine, and wait for "
+            "each other in every step; start at most one per core (--nproc-per-node)"
         )
 
 

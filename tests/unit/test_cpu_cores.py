@@ -33,5 +33,10 @@ def test_ranks_share_the_cores_that_they_are_bound_to(monkeypatch):
     assert cpu_cores.share_of_cores(own, others) == 12, "half the cores, for four of eight ranks"
     everywhere = set(range(96))
     assert cpu_cores.share_of_cores(everywhere, [everywhere] * 7) == 12
+    bound = [{0}, {1}, {2}, {3}]
+    assert cpu_cores.share_of_cores(bound[0], bound[1:]) == 1
+    assert cpu_cores.cores_of(bound) == 4, "a core each, as Slurm binds them by --cpus-per-task=1"
+    assert cpu_cores.cores_of([{0, 1}] * 4) == 2
     monkeypatch.setattr(cpu_cores, "_cgroup_cores", lambda: 32)
+    assert cpu_cores.cores_of([own, *others]) == 32
     assert cpu_cores.share_of_cores(own, others) == 4, "the quota is for all ranks of the container"

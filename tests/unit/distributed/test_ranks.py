@@ -31,7 +31,7 @@ def patient(monkeypatch):
 
 def rank(number, store):
     return Ranks(
-        number, number, 3, 3, rendezvous=Rendezvous(store, number, "id", ["a", "b", "c"], "127.0.0.1", 1)
+        number, number, 3, 3, rendezvous=Rendezvous(store, number, "id", ["a", "b", "c"], "127.0.0.1", 1, 1)
     )
 
 
@@ -110,7 +110,7 @@ def test_a_rank_that_hangs_while_the_run_starts_is_named(late, monkeypatch, capf
         return printed
 
     def start(number):
-        ranks = Ranks(number, 0, 3, 1, rendezvous=Rendezvous(store, number, "id", places, "127.0.0.1", 1))
+        ranks = Ranks(number, 0, 3, 1, rendezvous=Rendezvous(store, number, "id", places, "127.0.0.1", 1, 1))
         if number == late:
             wait_until(is_named, every_s=0.1)
         return ranks.decide(lambda: "the plan"), ranks.gather(number)
@@ -141,7 +141,7 @@ def test_a_host_that_joins_a_run_and_cannot_take_part_leaves_it_alone(
 
     def outcome(number):
         # The host that joins has one rank more than the first one.
-        known = Rendezvous(store, number, "id", ["a", "b", "b"], "127.0.0.1", 1)
+        known = Rendezvous(store, number, "id", ["a", "b", "b"], "127.0.0.1", 1, 1)
         ranks = Ranks(number, max(number - 1, 0), 3, 2 if number else 1, rendezvous=known, goes_on=goes_on)
         ranks.has_trained = type(error) is UsageError
         with pytest.raises(FacetrainError) as ended, ranks.failing_together(), ranks.outages(UsageError):

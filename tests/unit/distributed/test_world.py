@@ -31,7 +31,7 @@ def picked(monkeypatch, *devices):
     store, places = HashStore(), [f"host{number}" for number in range(len(devices))]
 
     def pick(number, device):
-        known = Rendezvous(store, number, "id", places, "127.0.0.1", 1)
+        known = Rendezvous(store, number, "id", places, "127.0.0.1", 1, 1)
         try:
             ranks = Ranks(number, 0, len(places), 1, rendezvous=known)
             return world._pick_alike(ranks, device, "train.device: cpu")

@@ -38,7 +38,7 @@ def outcomes(*requests):
     store, places = HashStore(), [f"host{number}" for number in range(len(requests))]
 
     def be_a_rank(number, request):
-        known = Rendezvous(store, number, "id", places, "127.0.0.1", 1)
+        known = Rendezvous(store, number, "id", places, "127.0.0.1", 1, 1)
         ranks = Ranks(number, 0, len(places), 1, "agent", rendezvous=known)
         with Lease() as lease, pytest.raises(FacetrainError) as ended:
             agree(ranks, request, lease, pinned)
