@@ -20,6 +20,7 @@ from facetrain.cli.standard_streams import OutputError, prepare_standard_streams
 from facetrain.distributed.process_lifetime import (
     Mark,
     end_with_launcher,
+    is_said_by_another,
     launched_by_torchrun,
     leave_exit_code,
     leave_mark,
@@ -163,6 +164,7 @@ def _exit(message: str, exit_code: int) -> None:
 
         with suppress(OSError):  # a user without a home folder has no downloads
             message = with_addresses(message)
-    print(f"error: {printable(without_secrets(message))}", file=sys.stderr, flush=True)
+    if not is_said_by_another(message):
+        print(f"error: {printable(without_secrets(message))}", file=sys.stderr, flush=True)
     leave_exit_code(exit_code)
     sys.exit(exit_code)

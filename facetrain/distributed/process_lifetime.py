@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import zlib
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
@@ -91,6 +92,23 @@ def left_exit_code(attempt: Path) -> int:
     """Return the exit code that a rank of a start has left; 0 if none has. `attempt` is the agent's folder of it."""
     left = sorted(attempt.glob(f"*/{_FAILED}*"), key=lambda path: path.stat().st_mtime_ns)
     return int(left[0].name.removeprefix(_FAILED)) if left else 0
+
+
+def is_said_by_another(message: str) -> bool:
+    """Return whether another rank of the same start on this host has said so already, and leave a mark for the others.
+
+    For ranks that have not met: a wrong option in the command line of all, or a Ctrl-C in their terminal.
+    """
+    error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not error_file:
+        return False
+    try:
+        Path(error_file).parent.with_name(f"said_{zlib.crc32(message.encode()):08x}").touch(exist_ok=False)
+    except FileExistsError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def process_stat(pid: int) -> tuple[str, str]:

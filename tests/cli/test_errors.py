@@ -232,6 +232,12 @@ def test_on_several_ranks_one_of_them_prints_the_error(describe):  # noqa: F811
 
 
 @pytest.mark.slow
+def test_on_several_ranks_one_of_them_prints_what_is_wrong_with_the_command_line():
+    process = torchrun(2, "train", "--confg", "run.yaml")
+    assert process.stderr.count("error: facetrain train: No such option: --confg") == 1
+
+
+@pytest.mark.slow
 def test_on_several_ranks_one_of_them_prints_that_a_set_is_missing(model, tmp_path):
     process = torchrun(2, "eval", model, "--target", "nowhere", "--device", "cpu", cwd=tmp_path)
     assert process.stderr.count("error: nowhere") == 1 == process.stderr.count("error: ")
