@@ -219,6 +219,11 @@ def test_the_output_of_verify_knows_results_and_no_evaluation():
         assert "facetrain.verify.evaluate" not in imported(path), path
 
 
+def test_the_run_folder_knows_nothing_of_the_parts_of_a_run():
+    for path in (ROOT / "run" / "folder").glob("*.py"):
+        assert not any(name.startswith("facetrain.run.parts") for name in imported(path)), path
+
+
 def test_no_test_module_imports_another_one():
     """What several modules need is in tests/support, or a fixture of conftest.py."""
     for path in sorted((DOCS / "tests").rglob("*.py")):

@@ -23,7 +23,6 @@ from facetrain.remote.address import public
 from facetrain.run.agree import Agreed
 from facetrain.run.callbacks.evaluation import named_metrics, require_metric
 from facetrain.run.folder.accepted import Accepted
-from facetrain.run.folder.compatibility import describe_batch_change
 from facetrain.run.folder.earlier import leave_after, missing_newest
 from facetrain.run.folder.environment import (
     ACCEPTED,
@@ -35,7 +34,7 @@ from facetrain.run.folder.run_files import LOG_FILE, write_run_files
 from facetrain.run.outputs import open_sinks
 from facetrain.run.parts.loader import build_augment, count_workers
 from facetrain.run.parts.state import build_state, check_precision, read_identities
-from facetrain.run.parts.step_schedule import StepSchedule
+from facetrain.run.parts.step_schedule import StepSchedule, describe_batch_change
 from facetrain.run.start_checks import check_start
 from facetrain.telemetry.log import LogFile, log_to, stop_logging, warn
 from facetrain.telemetry.sink import Sinks

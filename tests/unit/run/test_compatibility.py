@@ -1,8 +1,6 @@
 """A checkpoint's tensors and the config of the run that continues from it."""
 
-import re
 from contextlib import nullcontext
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,11 +10,8 @@ from facetrain.config.loading import build_config, plain_config
 from facetrain.errors import ConfigError
 from facetrain.run.folder.compatibility import (
     check_compatibility,
-    describe_batch_change,
     find_config_changes,
 )
-from facetrain.run.parts.state import is_batch_norm_synced
-from facetrain.run.parts.step_schedule import schedule_steps
 
 
 def mobile(layers):
@@ -79,44 +74,6 @@ def test_an_optimizer_with_other_moments_is_refused_with_the_key(before, now, me
     saved = SimpleNamespace(folder=Path("step_00000004"), step=4, meta=meta)
     with pytest.raises(ConfigError, match=rf"^optim\.{message}") if message else nullcontext():
         check_compatibility(saved, configs[1], total_steps=9)
-
-
-@pytest.mark.parametrize(
-    ("ranks", "epoch", "options"),
-    [
-        (4, "6.1", "--set optim.accumulate=2"),
-        (8, None, ""),
-        (16, "24.6", "--set train.batch_size=64"),
-        (3, "4.6", "a number of ranks that divides 1,024, which 3 does not"),
-    ],
-)
-def test_another_number_of_ranks_gets_the_epochs_and_options_that_keep_batch_and_batch_norm(
-    ranks, epoch, options
-):
-    config = build_config({"data": {"train": "x"}, "train": {"batch_size": 128, "epochs": 40}}, "x")
-    saved, now = (schedule_steps(config, 1_000_000, number) for number in (8, ranks))
-    checkpoint = SimpleNamespace(step=12_000, meta={"schedule": asdict(saved)})
-    lines = describe_batch_change(checkpoint, config, now, ranks)
-    assert len(lines) == (epoch is not None)
-    for line in lines:
-        expected = f"the schedule counts {epoch} epochs until step 12,000, and not 12.3; "
-        assert f"was 1,024 images and is {now.global_batch_size:,} now: {expected}" in line
-        assert line.endswith(options)
-        sets = re.findall(r"--set (\S+)=(\S+)", line)
-        kept = build_config({"data": {"train": "x"}, "train": {"batch_size": 128}}, "x")
-        for key, value in sets:
-            section, name = key.split(".")
-            changed = getattr(kept, section).model_copy(update={name: int(value)})
-            kept = kept.model_copy(update={section: changed})
-        assert not sets or schedule_steps(kept, 1_000_000, ranks).global_batch_size == 1024
-        assert not is_batch_norm_synced(kept)
-
-
-@pytest.mark.parametrize("schedule", [None, [], {}, {"global_batch_size": "x"}])
-def test_a_checkpoint_without_its_batch_is_not_compared(schedule):
-    config = build_config({"data": {"train": "x"}}, "x")
-    checkpoint = SimpleNamespace(step=1, meta={"schedule": schedule})
-    assert describe_batch_change(checkpoint, config, schedule_steps(config, 1000, 1), 1) == []
 
 
 def test_a_checkpoint_with_a_config_of_another_version_is_refused_and_one_without_is_not_compared():
