@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import SupportsIndex, overload
 
 import numpy as np
 
@@ -43,8 +43,16 @@ class Dataset(Sequence[tuple[np.ndarray, int]]):
     def __len__(self) -> int:
         return self._source.num_images
 
-    def __getitem__(self, index: Any) -> Any:
-        """Return the image, uint8 (H, W, 3) in RGB, and its label.
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> tuple[np.ndarray, int]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[tuple[np.ndarray, int]]: ...
+
+    def __getitem__(
+        self, index: SupportsIndex | slice
+    ) -> tuple[np.ndarray, int] | list[tuple[np.ndarray, int]]:
+        """Return the image, uint8 (H, W, 3) in RGB, and its label; for a slice a list of them.
 
         Raises:
             DataError: the image cannot be read.

@@ -38,7 +38,7 @@ FORMATS: tuple[Format, ...] = tuple(
 
 
 def open_dataset(
-    path: Path,
+    path: str | os.PathLike[str],
     *,
     min_images_per_identity: int = 1,
     root: Path | None = None,

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import get_overloads, get_type_hints
 
 import cv2
 import numpy as np
@@ -56,6 +57,12 @@ def test_a_dataset_is_a_sequence_of_images_and_labels(folder):
         dataset[5]
     with pytest.raises(facetrain.errors.DataError, match="no such folder"):
         facetrain.Dataset(folder / "nowhere")
+
+
+def test_the_items_of_a_dataset_have_types():
+    item = tuple[np.ndarray, int]
+    hints = [get_type_hints(each) for each in get_overloads(facetrain.Dataset.__getitem__)]
+    assert [each["return"] for each in hints] == [item, list[item]]
 
 
 def test_files_arrays_lists_and_datasets_give_the_same_embeddings(folder, model):
