@@ -117,7 +117,8 @@ class PartialFC(BaseHead):
             place: rank, and number of ranks, in the split of the classes; None: as in the process group.
 
         Raises:
-            UsageError: there is no such margin, a number is out of its range, or the storage or a stage needs `update`.
+            UsageError: there is no such margin, a number is out of its range, the storage or a stage needs `update`, or
+                this rank is not in the process group.
             RunError: the disk has no space for the centers.
         """
         super().__init__()
@@ -142,6 +143,8 @@ class PartialFC(BaseHead):
         self.num_classes, self.embedding_size, self.group = num_classes, embedding_size, process_group
         # By the rank over all hosts. The local rank would give the same classes to one GPU of each host.
         self._rank, ranks = place or (collectives.rank(process_group), collectives.world_size(process_group))
+        if self._rank < 0:
+            raise UsageError("PartialFC: this rank is not in process_group; build the head on its ranks only")
         self.shard = shard_classes(num_classes, self._rank, ranks)
         self.on_device, self._block = storage.placement == "device", storage.classes_per_block
         self.update_in_backward = update is not None and update.in_backward

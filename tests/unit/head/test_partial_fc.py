@@ -398,6 +398,11 @@ def test_a_number_out_of_its_range_is_refused(name, value):
         )
 
 
+def test_a_rank_outside_of_the_process_group_has_no_head():
+    with pytest.raises(UsageError, match="not in process_group"):
+        small_head(place=(-1, 2))
+
+
 def test_a_filter_without_effect_is_refused():
     with pytest.raises(UsageError, match="curricularface has no filter_threshold"):
         facetrain.PartialFC("curricularface", SIZE, CLASSES, filter_threshold=0.1)
