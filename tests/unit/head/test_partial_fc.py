@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import facetrain
 from facetrain.errors import DataError, ModelError, UsageError
+from facetrain.head import class_chunk
 from facetrain.head.center_gradient import ParameterGradient
 from facetrain.head.class_centers import Storage
 from facetrain.head.dense import dense_loss
@@ -396,6 +397,16 @@ def test_a_number_out_of_its_range_is_refused(name, value):
         facetrain.PartialFC(
             **{"margin": "arcface", "embedding_size": SIZE, "num_classes": CLASSES, name: value}
         )
+
+
+def test_a_compiler_gets_the_products_of_torch_and_not_of_onednn_which_it_refuses(monkeypatch):
+    def refused(*factors):
+        raise AssertionError("torch.compile takes constant weights only")
+
+    monkeypatch.setattr(class_chunk, "onednn_linear", refused)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    a_MK, b_NK = torch.randn(4, 8), torch.randn(6, 8)
+    assert torch.equal(class_chunk.product_with_transposed(a_MK, b_NK), a_MK @ b_NK.T)
 
 
 def test_a_rank_outside_of_the_process_group_has_no_head():
