@@ -49,6 +49,7 @@ def test_a_perfect_measure_has_a_small_area_and_a_random_one_the_area_of_random_
     without_errors = discard_curve(score, same, score, -100.0, quality="q")
     assert without_errors.area_ratio is None
     points = json.loads(json.dumps(perfect.as_json(), allow_nan=False))
+    assert points["share"][-1] == perfect.share[-1] > 0.5
     assert len(points["share"]) == len(points["fnmr"]) == len(points["min_quality"]) <= 101
 
 

@@ -144,7 +144,7 @@ def test_rates_draws_and_counts_of_two_galleries_are_means_and_rest_on_the_fewer
     def gallery(mates, strangers, is_found):
         mated = np.arange(mates + strangers) < mates
         mate = np.where(mated, 0.9 if is_found else 0.1, -np.inf)
-        rank = np.full(len(mated), 0 if is_found else 7)
+        rank = np.full(len(mated), 0 if is_found else 5)
         return Search(np.arange(len(mated)), mated, rank, mate, np.where(mated, 0.0, 0.5), 100)
 
     galleries = gallery(40, 20, True), gallery(30, 12, False)

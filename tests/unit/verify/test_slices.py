@@ -103,6 +103,10 @@ def test_the_spread_of_draws_is_on_average_that_of_the_groups_among_all_people()
         drawn_RV = rate_V + random.normal(0, chance, (50, 8))
         squares.append(without_chance(drawn_RV, rate_V).var(1, ddof=1).mean())
     assert np.mean(squares) == pytest.approx(spread**2, rel=0.1)
+    without_a_group_RV = np.vstack([drawn_RV, np.append(rate_V[1:], np.nan)])
+    np.testing.assert_array_equal(
+        without_chance(without_a_group_RV, rate_V), without_chance(drawn_RV, rate_V)
+    )
 
 
 def test_published_accuracies_give_the_published_spread():
@@ -112,6 +116,11 @@ def test_published_accuracies_give_the_published_spread():
     assert found["accuracy_mean"][0] == pytest.approx(0.9464, abs=1e-4)
     assert found["accuracy_spread"][0] == pytest.approx(0.0111, abs=1e-4)
     assert found["skewed_error_ratio"][0] == pytest.approx(1.65, abs=0.01)
+
+
+def test_equal_rates_do_not_differ_by_a_rounding():
+    found = summarize_groups(dict.fromkeys(RATES, np.full((1, 3), 0.1)))
+    assert found["accuracy_spread"] == found["fmr_gini"] == 0 and found["fmr_worst_to_mean"] == 1
 
 
 def test_without_errors_in_one_group_there_is_no_ratio():
