@@ -55,7 +55,7 @@ def equal_error_rate(far_RV: np.ndarray, tar_RV: np.ndarray) -> np.ndarray:
     gap_RV = far_RV - (1 - tar_RV)
     row = np.arange(len(gap_RV))
     after = np.argmax(gap_RV >= 0, axis=1)
-    before = np.maximum(after - 1, 0)
+    before = after - 1
     rise = gap_RV[row, after] - gap_RV[row, before]
     share = np.divide(-gap_RV[row, before], rise, out=np.full(len(row), np.nan), where=rise > 0)
     return np.asarray(far_RV[row, before] + share * (far_RV[row, after] - far_RV[row, before]))
