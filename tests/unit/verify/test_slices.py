@@ -196,6 +196,9 @@ def test_values_of_two_groups_are_no_part_of_the_spread():
     (line,) = format_slice_threshold(result)
     assert f"FMR {accepted.mean():.3%} of all impostor pairs" in line
     assert line.endswith(f"rests on {accepted.sum()} false accepts, fewer than 30") and accepted.sum() > 1
+    right = sum(group.metrics["accuracy"] * group.metrics["pairs"] for group in result.groups)
+    is_right_P = (pairs.score_P >= result.threshold["slices"]) == pairs.same_P  # one pair has the threshold
+    assert right == pytest.approx(is_right_P.sum())
     alone = np.isin(value_P, ["1", "2", "3"])
     assert len(result.groups) == 6 and pairs.same_P[~alone].any(), "of images, not of people"
     rates = {
