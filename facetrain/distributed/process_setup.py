@@ -20,6 +20,7 @@ from facetrain.errors import ConfigError
 # From glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
 _INT_MAX = 2**31 - 1
+_DEFAULT_MMAP_MAX = 65536  # from glibc's malloc.c
 _LARGE_BLOCK = 1 << 16
 COLLECTIVES = "nccl_collectives_of_rank_"
 """Beginning of the name of the files with the last collectives of each rank, a pickle of torch's flight recorder."""
@@ -39,7 +40,14 @@ def keep_freed_memory() -> None:
 
 def release_freed_memory() -> None:
     """Make glibc return blocks of 64 KiB and more to the kernel when they are freed: slower, less memory."""
-    _mallopt({_M_MMAP_THRESHOLD: _LARGE_BLOCK, _M_TRIM_THRESHOLD: _LARGE_BLOCK})
+    # An earlier run in this process may have kept them.
+    _mallopt(
+        {
+            _M_MMAP_MAX: _DEFAULT_MMAP_MAX,
+            _M_MMAP_THRESHOLD: _LARGE_BLOCK,
+            _M_TRIM_THRESHOLD: _LARGE_BLOCK,
+        }
+    )
 
 
 def keep_compiled_code() -> None:
@@ -110,7 +118,10 @@ def bound_spinning() -> None:
 
 def write_collectives_to(folder: Path) -> None:
     """Let a rank write its last collectives into a folder if one of them times out; NCCL adds the rank to the name."""
-    os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(folder / COLLECTIVES))
+    name = "TORCH_FR_DUMP_TEMP_FILE"
+    # A path of the user stays; that of an earlier run in this process does not.
+    if os.environ.get(name, COLLECTIVES).endswith(COLLECTIVES):
+        os.environ[name] = str(folder / COLLECTIVES)
 
 
 def silence_torch_logs() -> None:

@@ -9,7 +9,12 @@ import pytest
 import torch
 
 from facetrain.distributed import process_setup
-from facetrain.distributed.process_setup import keep_compiled_code, set_gpu_defaults, silence_torch_logs
+from facetrain.distributed.process_setup import (
+    keep_compiled_code,
+    set_gpu_defaults,
+    silence_torch_logs,
+    write_collectives_to,
+)
 from facetrain.distributed.user_environment import user_cache_folder
 from facetrain.training import choose_kernels
 
@@ -119,6 +124,44 @@ def test_torchs_variables_for_gpus_are_set_unless_the_user_has_set_them(monkeypa
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
     set_gpu_defaults()
     assert "PYTORCH_ALLOC_CONF" not in os.environ
+
+
+def test_the_last_collectives_go_to_the_run_of_now_unless_the_user_gives_a_place(monkeypatch):
+    monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", "")
+    monkeypatch.delenv("TORCH_FR_DUMP_TEMP_FILE")
+    for folder in ("first", "second"):
+        write_collectives_to(Path(folder))
+        assert os.environ["TORCH_FR_DUMP_TEMP_FILE"] == f"{folder}/nccl_collectives_of_rank_"
+    monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", "/given")
+    write_collectives_to(Path("third"))
+    assert os.environ["TORCH_FR_DUMP_TEMP_FILE"] == "/given"
+
+
+_FREE_BETWEEN_KEPT = """
+from ctypes import CDLL, c_size_t, c_void_p, memset
+from pathlib import Path
+from facetrain.distributed.process_setup import keep_freed_memory, release_freed_memory
+
+c = CDLL(None)
+c.malloc.argtypes, c.malloc.restype, c.free.argtypes = [c_size_t], c_void_p, [c_void_p]
+keep_freed_memory()
+release_freed_memory()
+blocks = []
+for _ in range(64):
+    blocks.append(c.malloc(1 << 20))
+    for block, size in ((blocks[-1], 1 << 20), (c.malloc(1 << 13), 1 << 13)):
+        memset(block, 1, size)
+for block in blocks:
+    c.free(block)
+print(int(Path("/proc/self/statm").read_text().split()[1]) * 4096)
+"""
+
+
+def test_freed_memory_is_returned_also_after_an_earlier_run_has_kept_it():
+    done = subprocess.run(
+        [sys.executable, "-c", _FREE_BETWEEN_KEPT], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) < 64 << 20
 
 
 @pytest.mark.slow
