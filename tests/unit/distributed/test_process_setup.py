@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import facetrain
 from facetrain.distributed import process_setup
 from facetrain.distributed.process_setup import (
     keep_compiled_code,
@@ -164,29 +165,36 @@ def test_freed_memory_is_returned_also_after_an_earlier_run_has_kept_it():
     assert int(done.stdout) < 64 << 20
 
 
+@pytest.fixture
+def waiting_not_set(monkeypatch):
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("given", "spins"), [({}, 10_000), ({"GOMP_SPINCOUNT": "5"}, 5), ({"OMP_WAIT_POLICY": "PASSIVE"}, 0)]
-)
-def test_threads_of_a_command_spin_briefly_unless_the_environment_says_otherwise(given, spins):
-    environment = {key: value for key, value in os.environ.items() if key not in _WAITING}
+def test_threads_of_a_command_spin_briefly(waiting_not_set):
     done = subprocess.run(
         [sys.executable, "-m", "facetrain", "doctor", "--json"],
-        env=environment | given | {"OMP_DISPLAY_ENV": "VERBOSE"}, capture_output=True, text=True, timeout=300,
+        env=os.environ | {"OMP_DISPLAY_ENV": "VERBOSE"}, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
-    assert f"GOMP_SPINCOUNT = '{spins}'" in done.stderr
+    assert "GOMP_SPINCOUNT = '10000'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "spins"),
+    [({}, "10000"), ({"GOMP_SPINCOUNT": "5"}, "5"), ({"OMP_WAIT_POLICY": "PASSIVE"}, None)],
+)
+def test_threads_spin_as_the_environment_says(given, spins, waiting_not_set, monkeypatch):
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    process_setup.bound_spinning()
+    assert os.environ.get("GOMP_SPINCOUNT") == spins
 
 
 @pytest.mark.slow
-def test_the_python_interface_bounds_spinning_only_where_it_loads_torch_itself():
-    environment = {key: value for key, value in os.environ.items() if key not in _WAITING}
-    report = "facetrain.train, print(os.environ.get('GOMP_SPINCOUNT'))"
-    for imports, spins in (("os, facetrain", "10000"), ("os, torch, facetrain", "None")):
-        done = subprocess.run(
-            [sys.executable, "-c", f"import {imports}; {report}"],
-            env=environment, capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
-        assert done.stdout.strip() == spins, done.stderr
-
-
-_WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+def test_the_python_interface_bounds_spinning_only_where_it_loads_torch_itself(waiting_not_set):
+    assert facetrain.train and "GOMP_SPINCOUNT" not in os.environ, "this process has loaded torch"
+    report = "import os, facetrain; facetrain.train, print(os.environ.get('GOMP_SPINCOUNT'))"
+    done = subprocess.run([sys.executable, "-c", report], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "10000", done.stderr
