@@ -67,6 +67,8 @@ class LiveBytes(TorchDispatchMode):
         """Bytes that exist now."""
         self.peak = 0
         """Largest number of bytes that existed at a time."""
+        self.history: list[int] = []
+        """Bytes that existed after each new storage."""
         self._known: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -87,6 +89,7 @@ class LiveBytes(TorchDispatchMode):
         size = storage.nbytes()
         self.now += size
         self.peak = max(self.peak, self.now)
+        self.history.append(self.now)
         weakref.finalize(storage, self._release, size)
 
     def _release(self, size: int) -> None:

@@ -3,6 +3,7 @@ import torch
 
 from facetrain.backbone.settings import ModelSettings
 from facetrain.backbone.zoo import build_backbone
+from facetrain.plan import backbone_memory as counting
 from facetrain.plan.backbone_memory import backbone_memory
 from facetrain.torch_private import LiveBytes
 
@@ -30,6 +31,16 @@ def test_a_backbones_bytes_are_forecast_without_its_memory(precision, checkpoint
     kept, peak = count_real_step(options, 8, precision, checkpoint_activations=checkpointed)
     assert memory.kept == pytest.approx(kept, rel=0.02)
     assert memory.peak == pytest.approx(peak, rel=0.05)
+
+
+def test_one_count_gives_the_bytes_of_any_batch(monkeypatch):
+    # With two small images the peak is at the end, when all gradients exist; with many it is not.
+    options = {"layers": (1, 1, 1, 1), "widths": (256, 256, 256, 256), "embedding_size": 16}
+    model = ModelSettings(backbone="iresnet", **options)
+    found = backbone_memory(model, 16, precision="bf16", batch=2, gradients_held=False)
+    monkeypatch.setattr(counting, "_count_step", counting._count_step.__wrapped__)
+    monkeypatch.setattr(counting, "_BATCH", 2)
+    assert backbone_memory(model, 16, precision="bf16", batch=2, gradients_held=False) == found
 
 
 def test_deleted_tensors_and_views_are_not_counted():
