@@ -87,7 +87,7 @@ def describe_values(schema: dict[str, Any]) -> str:
     if "const" in schema:
         return str(schema["const"])
     if "enum" in schema:
-        return f"one of {', '.join(schema['enum'])}"
+        return f"one of {', '.join(map(str, schema['enum']))}"
     kind = schema.get("type")
     if kind in ("integer", "number"):
         return ("a whole number" if kind == "integer" else "a number") + bounds_of(schema)

@@ -82,6 +82,8 @@ class IBasicBlock(nn.Module):
 class IResNet(Backbone):
     """Stem, four stages that each halve height and width, and a linear layer between two batch norms.
 
+    With a `stem_stride` of 2, the stem halves them, too: the blocks then compute on a quarter of the pixels.
+
     With `subsample_shortcut` it is the IR network of AdaFace and CVLface (mk-minchul/AdaFace, net.py), which differs
     from arcface_torch's in one layer: the shortcut of the first block, from 64 to 64 channels, has no weights. It also
     starts with smaller weights: before a batch norm, a step of the same rate turns them further. With `squeeze` too it
@@ -94,6 +96,7 @@ class IResNet(Backbone):
         layers: Sequence[int],
         widths: Sequence[int] = WIDTHS,
         *,
+        stem_stride: int = 1,
         subsample_shortcut: bool = False,
         norm_between: bool = True,
         squeeze: bool = False,
@@ -101,10 +104,10 @@ class IResNet(Backbone):
     ) -> None:
         super().__init__(**options)
         self.subsample_shortcut = subsample_shortcut
-        self.conv1 = nn.Conv2d(3, widths[0], 3, padding=1, bias=False)
+        self.conv1 = nn.Conv2d(3, widths[0], 3, stem_stride, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(widths[0])
         self.prelu = PReLU(widths[0])
-        side, channels = self.image_size, widths[0]
+        side, channels = -(-self.image_size // stem_stride), widths[0]
         for number, (depth, width) in enumerate(zip(layers, widths, strict=True), start=1):
             blocks = [
                 IBasicBlock(
@@ -132,14 +135,14 @@ class IResNet(Backbone):
                 nn.init.normal_(module.weight, 0, 0.1)
 
     def trunk(self, image_BCHW: Tensor, *, key_B: Tensor | None = None) -> Tensor:
-        """Map normalized images (B, 3, H, W) to flat features (B, C·S·S), with S = `image_size` / 16."""
+        """Map normalized images (B, 3, H, W) to flat features (B, C·S·S), S = `image_size` / 16 / `stem_stride`."""
         x = self.stem(image_BCHW)
         for block in self.blocks():
             x = run_block(block, x, recompute=self._recompute)
         return self.drop(self.bn2(x).flatten(1), key_B)
 
     def stem(self, image_BCHW: Tensor) -> Tensor:
-        """Map normalized images (B, 3, H, W) to (B, C, H, W)."""
+        """Map normalized images (B, 3, H, W) to (B, C, H / `stem_stride`, W / `stem_stride`)."""
         return self.prelu(self.bn1(self.conv1(image_BCHW)))
 
     def regions(self) -> Iterator[tuple[nn.Module, str]]:

@@ -23,17 +23,26 @@ class Architecture(NamedTuple):
     is_published: bool = True
     """Whether other programs publish weights of it."""
 
-    def shape_problem(self, layers: Sequence[int] | None, widths: Sequence[int] | None) -> str:
-        """Return why a network cannot have these blocks and channels per stage, "" if it can; None is not given."""
-        given = {"layers": layers, "widths": widths}
-        for key, numbers in given.items():
+    def shape_problem(
+        self, layers: Sequence[int] | None, widths: Sequence[int] | None, stem_stride: int | None
+    ) -> str:
+        """Return why a network cannot have these blocks and channels per stage, or this stride; "" if it can.
+
+        None is not given.
+        """
+        stages = {"layers": layers, "widths": widths}
+        given = {**stages, "stem_stride": stem_stride}
+        for key, value in given.items():
             names = [name for name, architecture in BACKBONES.items() if key in architecture.changeable]
-            if numbers is not None and key not in self.changeable:
+            if value is not None and key not in self.changeable:
                 return (
-                    f"{key} are fixed for this backbone; leave them out, or choose one of {', '.join(names)}"
+                    f"{key}: fixed for this backbone; leave the key out, or choose one of {', '.join(names)}"
                 )
+        for key, numbers in stages.items():
             if numbers is not None and len(numbers) != 4:
                 return f"{key} must have four numbers, not {len(numbers)}"
+        if stem_stride not in (None, 1, 2):
+            return f"stem_stride must be 1 or 2, not {stem_stride!r}"
         if missing := [key for key in self.changeable if key not in self.arguments and given[key] is None]:
             return f"{' and '.join(missing)} must be given for this backbone, with four numbers each"
         # A MobileFaceNet without blocks in a later stage only halves the image there.
@@ -110,7 +119,9 @@ BACKBONES: dict[str, Architecture] = {
         name: Architecture(_RESNET, {"name": name}, is_published=False)
         for name in ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
     },
-    "iresnet": Architecture(_IRESNET, {}, changeable=("layers", "widths"), is_published=False),
+    "iresnet": Architecture(
+        _IRESNET, {"stem_stride": 1}, changeable=("layers", "widths", "stem_stride"), is_published=False
+    ),
 }
 
 

@@ -31,13 +31,15 @@ def build_backbone(
     *,
     layers: Sequence[int] | None = None,
     widths: Sequence[int] | None = None,
+    stem_stride: int | None = None,
     own: dict[str, Any] | None = None,
     **options: Any,
 ) -> Backbone:
     """Build a backbone with random weights, on the CPU and in float32.
 
-    `layers` and `widths` are the blocks and the channels of the four stages. `iresnet` needs both; a MobileFaceNet can
-    take `layers`, in place of the published numbers. `own` are keyword arguments of timm/NAME, or of a part of the
+    `layers` and `widths` are the blocks and the channels of the four stages. `iresnet` needs both, and can take
+    `stem_stride`, the stride of its first convolution; a MobileFaceNet can take `layers`, in place of the published
+    numbers. `own` are keyword arguments of timm/NAME, or of a part of the
     user, MODULE:NAME. The options are embedding_size, image_size, dropout and checkpoint_activations.
 
     Raises:
@@ -52,10 +54,10 @@ def build_backbone(
         close = difflib.get_close_matches(name, BACKBONES, n=1)
         hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(BACKBONES)}"
         raise ModelError(f"model.backbone: {name!r} is not a backbone; {hint}")
-    if problem := architecture(name).shape_problem(layers, widths):
+    if problem := architecture(name).shape_problem(layers, widths, stem_stride):
         raise ModelError(f"model.backbone: {name}: {problem}")
     place, arguments, *_ = architecture(name)
-    given = {"layers": layers, "widths": widths, "own": own or None}
+    given = {"layers": layers, "widths": widths, "stem_stride": stem_stride, "own": own or None}
     given = {key: value for key, value in given.items() if value is not None}
     network: Backbone = imported(place)(**arguments | given, **options)
     return network

@@ -38,7 +38,16 @@ from facetrain.models.weight_files import ORIGIN_KEY, load_weights_into, require
 from facetrain.text import listed
 
 _OPTIONS = frozenset(
-    {"layers", "widths", "own", "embedding_size", "image_size", "dropout", "checkpoint_activations"}
+    {
+        "layers",
+        "widths",
+        "stem_stride",
+        "own",
+        "embedding_size",
+        "image_size",
+        "dropout",
+        "checkpoint_activations",
+    }
 )
 """Options of a network that a description may have."""
 _WEIGHTS_PER_BLOCK = 4

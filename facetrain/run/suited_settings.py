@@ -18,7 +18,13 @@ from facetrain.text import count_text
 
 _DECIDED_BY = {
     # What is given of a network belongs to one that the command knows.
-    "model.backbone": ("model.backbone", "model.init_from", "model.layers", "model.widths"),
+    "model.backbone": (
+        "model.backbone",
+        "model.init_from",
+        "model.layers",
+        "model.widths",
+        "model.stem_stride",
+    ),
     "optim.lr": ("optim.lr",),
 }
 """Config keys that `train --data` chooses: each if the command sets none of the keys after it."""

@@ -21,6 +21,7 @@ _NETWORK_KEYS = (
     "model.backbone",
     "model.layers",
     "model.widths",
+    "model.stem_stride",
     "model.embedding_size",
 )
 """Config keys that decide names and shapes of the network's weights."""

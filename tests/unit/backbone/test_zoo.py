@@ -1,4 +1,5 @@
 import functools
+import re
 import subprocess
 import sys
 
@@ -15,19 +16,17 @@ from tests.support.command import environment
 SMALL = {"layers": (1, 1, 1, 1), "widths": (8, 8, 16, 16), "embedding_size": 32}
 
 
-@pytest.mark.parametrize("size", [112, 64, 100])
-def test_every_image_size_gives_embeddings_of_the_configured_size(size):
-    net = build_backbone("iresnet", image_size=size, **SMALL)
+@pytest.mark.parametrize(("size", "stem_stride"), [(112, None), (64, 1), (100, 2), (15, 2)])
+def test_every_image_size_gives_embeddings_of_the_configured_size(size, stem_stride):
+    net = build_backbone("iresnet", image_size=size, stem_stride=stem_stride, **SMALL)
     image = torch.randn(2, 3, size, size)
     assert net(image).shape == (2, 32)
     torch.testing.assert_close(net.eval()(image), net.neck(net.trunk(image)))
+    side = -(-size // (stem_stride or 1))
+    assert net.stem(image).shape == (2, SMALL["widths"][0], side, side)
 
 
-SMALLEST = {
-    architecture.place: name
-    for name, architecture in reversed(BACKBONES.items())
-    if architecture.arguments  # iresnet needs numbers
-}
+SMALLEST = {architecture.place: name for name, architecture in reversed(BACKBONES.items())}
 """Place of a class -> the first name of it in the registry."""
 
 
@@ -68,10 +67,20 @@ def test_an_unknown_name_is_an_error_that_suggests_a_known_one(name, message):
         build_backbone(name)
 
 
+@pytest.mark.parametrize("stride", [0, 3, -1, "2", [2]])
+def test_a_stride_of_the_stem_other_than_1_and_2_is_refused(stride):
+    with pytest.raises(
+        ModelError, match=f"iresnet: stem_stride must be 1 or 2, not {re.escape(repr(stride))}"
+    ):
+        build_backbone("iresnet", stem_stride=stride, **SMALL)
+
+
 @pytest.mark.parametrize("name", ["r18", "ir50", "mbf", "vit_t", "vit_s_kprpe", "resnet18"])
 def test_an_argument_that_a_network_does_not_take_is_refused(name):
     with pytest.raises(ModelError, match=f"{name}: widths"):
         build_backbone(name, widths=SMALL["widths"])
+    with pytest.raises(ModelError, match=f"{name}: stem_stride"):
+        build_backbone(name, stem_stride=2)
     for option in ("embeding_size", "scale", "depths", "patch", "subsample_shortcut"):
         with pytest.raises(ModelError, match=f"{name} .*{option}.*embedding_size, "):
             build_backbone(name, **{option: 1})

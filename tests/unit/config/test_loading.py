@@ -54,11 +54,11 @@ def test_all_faults_are_reported_together_with_what_was_given(tmp_path):
     assert "\n" not in message
 
 
-FIXED = "are fixed for this backbone; leave them out, or choose one of"
+FIXED = "fixed for this backbone; leave the key out, or choose one of"
 INVALID_TOGETHER = {
     "model: {backbone: iresnet}": "iresnet: layers and widths must be given",
-    "model: {layers: [1, 1, 1, 1]}": f"r50: layers {FIXED} mbf_small",
-    "model: {backbone: mbf, widths: [8, 8, 8, 8]}": f"mbf: widths {FIXED} iresnet",
+    "model: {layers: [1, 1, 1, 1]}": f"r50: layers: {FIXED} mbf_small",
+    "model: {backbone: mbf, widths: [8, 8, 8, 8]}": f"mbf: widths: {FIXED} iresnet",
     "model: {backbone: mbf, layers: [1, 1, 1]}": "layers must have four numbers, not 3",
     "model: {backbone: mbf, layers: [0, 1, 1, 1]}": "the first of a MobileFaceNet needs at",
     "model: {init_blocks: first}": "init_blocks: first needs init_from",

@@ -27,8 +27,9 @@ def embedding_of(model, size):
         return model(image)
 
 
-def test_a_model_file_describes_its_network(tmp_path):
-    network = write_model(tmp_path / "m.safetensors").eval()
+@pytest.mark.parametrize("options", [SMALL, SMALL | {"stem_stride": 2}])
+def test_a_model_file_describes_its_network(tmp_path, options):
+    network = write_model(tmp_path / "m.safetensors", options=options).eval()
     opened = open_model(tmp_path / "m.safetensors", CPU)
     assert (opened.image_size, opened.embedding_size) == (32, 16)
     assert torch.equal(embedding_of(opened.network, 32), embedding_of(network, 32))
