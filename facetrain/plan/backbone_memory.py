@@ -20,9 +20,8 @@ from facetrain.run.parts.backbone import restrict_training
 from facetrain.torch_private import FakeTensorMode, LiveBytes
 from facetrain.training.precision import autocast_for
 
-_BATCH = 1 << 34
-"""Images of the step that is counted, more than a network has bytes without a batch: the number of bytes that exist is
-then one of two digits, the bytes of each image and the other ones, and so gives the bytes for any batch."""
+_COUNTED = 2, 3
+"""Images of the two steps that are counted. Bytes are linear in the batch, so these give the bytes of any other."""
 
 
 class BackboneMemory(NamedTuple):
@@ -43,7 +42,7 @@ class BackboneMemory(NamedTuple):
 def backbone_memory(
     model: ModelSettings, image_size: int, *, precision: str, batch: int, gradients_held: bool = True
 ) -> BackboneMemory:
-    """Count a training step, once in a process for all batches: a plan compares runs with the same network.
+    """Return the memory of a training step, which is counted once in a process: a plan tries many batches.
 
     Args:
         model: section `model` of the config.
@@ -57,38 +56,42 @@ def backbone_memory(
         ModelError: the image size does not fit the backbone.
     """
     # As text, which a cache can look up: a section may have mappings.
-    step = _count_step(model.model_dump_json(), image_size, precision, gradients_held)
-    kept, *live = (batch * of_image + fixed for of_image, fixed in (step.kept, *step.live))
-    return BackboneMemory(step.parameters, step.hidden, step.state_bytes, kept, max(live))
+    text = model.model_dump_json()
+    first, second = (_count_step(text, image_size, precision, images, gradients_held) for images in _COUNTED)
+    if len(first.live) != len(second.live):  # a network of one's own that takes other steps for other batches
+        first = second = _count_step(text, image_size, precision, batch, gradients_held)
+    counted = zip((first.kept, *first.live), (second.kept, *second.live), strict=True)
+    kept, *live = (few + (batch - _COUNTED[0]) * (more - few) for few, more in counted)
+    return BackboneMemory(first.parameters, first.hidden, first.state_bytes, kept, max(live))
 
 
 class _Step(NamedTuple):
-    """Bytes in a step, each as those of an image and those that do not depend on the batch; see `BackboneMemory`."""
+    """Bytes of a network, and in a step with a batch; see `BackboneMemory`."""
 
     parameters: int
     hidden: int
     state_bytes: int
-    kept: tuple[int, int]
-    live: list[tuple[int, int]]
+    kept: int
+    live: list[int]
     """Bytes that exist after each new tensor."""
 
 
 @lru_cache
-def _count_step(model: str, image_size: int, precision: str, gradients_held: bool) -> _Step:
+def _count_step(model: str, image_size: int, precision: str, batch: int, gradients_held: bool) -> _Step:
     with fake_network(ModelSettings.model_validate_json(model), image_size) as net:
         trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
         state_bytes = sum(tensor.nbytes for tensor in (*net.parameters(), *net.buffers()))
         for parameter in trained if gradients_held else ():
             parameter.grad = torch.zeros_like(parameter)
-        image_BCHW = torch.zeros(_BATCH, 3, image_size, image_size)
+        image_BCHW = torch.zeros(batch, 3, image_size, image_size)
         with LiveBytes() as live:
             embedding_BD = _forward(net, image_BCHW, precision)
-            kept = divmod(live.now, _BATCH)
+            kept = live.now
             embedding_BD.backward(torch.zeros_like(embedding_BD))
         chosen = hidden_weights(net, net.layer_prefixes())
         hidden = sum(weight.numel() for weight in chosen if weight.requires_grad)
     parameters = sum(weight.numel() for weight in trained)
-    return _Step(parameters, hidden, state_bytes, kept, [divmod(now, _BATCH) for now in live.history])
+    return _Step(parameters, hidden, state_bytes, kept, live.history)
 
 
 def forward_bytes(model: ModelSettings, image_size: int, *, batch: int) -> int:

@@ -1,8 +1,10 @@
 import pytest
 import torch
+from torch import nn
 
 from facetrain.backbone.settings import ModelSettings
 from facetrain.backbone.zoo import build_backbone
+from facetrain.own_parts import allow
 from facetrain.plan import backbone_memory as counting
 from facetrain.plan.backbone_memory import backbone_memory
 from facetrain.torch_private import LiveBytes
@@ -33,14 +35,38 @@ def test_a_backbones_bytes_are_forecast_without_its_memory(precision, checkpoint
     assert memory.peak == pytest.approx(peak, rel=0.05)
 
 
-def test_one_count_gives_the_bytes_of_any_batch(monkeypatch):
-    # With two small images the peak is at the end, when all gradients exist; with many it is not.
-    options = {"layers": (1, 1, 1, 1), "widths": (256, 256, 256, 256), "embedding_size": 16}
-    model = ModelSettings(backbone="iresnet", **options)
-    found = backbone_memory(model, 16, precision="bf16", batch=2, gradients_held=False)
-    monkeypatch.setattr(counting, "_count_step", counting._count_step.__wrapped__)
-    monkeypatch.setattr(counting, "_BATCH", 2)
-    assert backbone_memory(model, 16, precision="bf16", batch=2, gradients_held=False) == found
+class ImageByImage(nn.Module):
+    """Network whose steps depend on the batch."""
+
+    def __init__(self, embedding_size, image_size):
+        super().__init__()
+        self.fc = nn.Linear(3 * image_size**2, embedding_size)
+
+    def forward(self, image_BCHW):
+        return torch.stack([self.fc(image.flatten()) for image in image_BCHW])
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        # With two small images the peak is at the end, when all gradients exist; with many it is not.
+        {"backbone": "iresnet", "layers": (1, 1, 1, 1), "widths": (256, 256, 256, 256), "embedding_size": 16},
+        {"backbone": f"{__name__}:ImageByImage", "embedding_size": 4},
+    ],
+)
+def test_the_counts_of_two_batches_give_the_bytes_of_any_other(monkeypatch, model):
+    allow([model["backbone"]])
+
+    def forecast(batch):
+        return backbone_memory(
+            ModelSettings(**model), 16, precision="bf16", batch=batch, gradients_held=False
+        )
+
+    for batch in (2, 5, 64):
+        found = forecast(batch)
+        with monkeypatch.context() as direct:
+            direct.setattr(counting, "_COUNTED", (batch, batch))
+            assert forecast(batch) == found
 
 
 def test_deleted_tensors_and_views_are_not_counted():
