@@ -246,7 +246,7 @@ def test_onnxruntime_gives_the_embeddings_with_the_code_of_the_docs(model, tmp_p
     page = (Path(__file__).parents[4] / "docs" / "models.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page.split("### Run an exported file")[1], re.DOTALL)
     code = blocks[0] + next(block for block in blocks if block.startswith("# onnxruntime\n"))
-    export(model, "onnx", tmp_path / "m.onnx", QUICK)
+    export(model, "onnx", tmp_path / "m.onnx", ExportOptions())
     monkeypatch.chdir(tmp_path)
     pixels = faces(1)
     names = {"np": np, "pixels": pixels[0].numpy()}
