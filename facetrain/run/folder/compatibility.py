@@ -168,10 +168,12 @@ def differences(before: dict[str, Any], now: dict[str, Any], section: str = "") 
 def _shaping_value(config: Any, key: str) -> Any:
     """Return the value of a dotted key; the numbers of blocks that `model.layers: null` means."""
     value = lookup(config, key)
-    if value is None and key == "model.layers":
-        architecture = BACKBONES.get(str(lookup(config, "model.backbone")))
-        changed = architecture is not None and "layers" in architecture.changeable
-        return list(architecture.arguments.get("layers", ())) or None if architecture and changed else None
+    if value is None and key in ("model.layers", "model.stem_stride"):
+        architecture, name = BACKBONES.get(str(lookup(config, "model.backbone"))), key.removeprefix("model.")
+        if architecture is None or name not in architecture.changeable:
+            return None
+        published = architecture.arguments.get(name)
+        return list(published) if isinstance(published, tuple) else published
     if key == "optim.momentum" and value is not None:
         if lookup(config, "optim.name") != "sgd":
             return None  # it has no effect

@@ -45,6 +45,20 @@ def test_other_numbers_of_blocks_than_the_published_ones_are_refused_with_the_ke
         check(before, now)
 
 
+@pytest.mark.parametrize(("before", "now"), [(None, 2), (1, 2), (2, None)])
+def test_another_stride_of_the_stem_is_refused_with_the_key_and_1_may_be_left_out(before, now):
+    def iresnet(stride):
+        model = {"backbone": "iresnet", "layers": [1] * 4, "widths": [8] * 4, "stem_stride": stride}
+        return build_config({"data": {"train": "x"}, "model": model, "train": {"max_steps": 9}}, "x")
+
+    meta = {"model": {"config": plain_config(iresnet(before))}}
+    saved = SimpleNamespace(folder=Path("step_00000004"), step=4, meta=meta)
+    with pytest.raises(ConfigError, match=r"^model\.stem_stride: "):
+        check_compatibility(saved, iresnet(now), total_steps=9)
+    if before != 2:
+        check_compatibility(saved, iresnet(1 if before is None else None), total_steps=9)
+
+
 ADAMW = {"name": "adamw"}
 
 
