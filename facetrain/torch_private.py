@@ -65,11 +65,14 @@ class LiveBytes(TorchDispatchMode):
         super().__init__()
         self.now = 0
         """Bytes that exist now."""
-        self.peak = 0
-        """Largest number of bytes that existed at a time."""
         self.history: list[int] = []
         """Bytes that existed after each new storage."""
         self._known: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+
+    @property
+    def peak(self) -> int:
+        """Largest number of bytes that existed at a time."""
+        return max(self.history, default=0)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation and count the storage that it created: storage of its arguments existed before."""
@@ -88,7 +91,6 @@ class LiveBytes(TorchDispatchMode):
         self._known.add(storage)
         size = storage.nbytes()
         self.now += size
-        self.peak = max(self.peak, self.now)
         self.history.append(self.now)
         weakref.finalize(storage, self._release, size)
 

@@ -76,7 +76,7 @@ def head_memory(load: HeadLoad) -> HeadMemory:
             label_G[:local] = (torch.arange(local) * (load.rows // local) + number) % load.rows
             _forward_backward(head, label_G)
         peak, accumulated = live.peak - before, live.now - before
-        live.peak = live.now
+        live.history = [live.now]
         if load.trained and not head.update_in_backward:
             scalar = torch.zeros((), device=head.device)
             head.step(scalar + 1, scalar)
