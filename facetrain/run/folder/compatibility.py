@@ -166,7 +166,7 @@ def differences(before: dict[str, Any], now: dict[str, Any], section: str = "") 
 
 
 def _shaping_value(config: Any, key: str) -> Any:
-    """Return the value of a dotted key; the numbers of blocks that `model.layers: null` means."""
+    """Return the value of a dotted key; of null the published blocks, or the stride, that it means."""
     value = lookup(config, key)
     if value is None and key in ("model.layers", "model.stem_stride"):
         architecture, name = BACKBONES.get(str(lookup(config, "model.backbone"))), key.removeprefix("model.")
