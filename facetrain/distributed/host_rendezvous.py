@@ -226,7 +226,7 @@ class HostRendezvous(RendezvousHandler):
         while (listener := listen(self._server, self._port)) is None and (reason := self._refusal()):
             if time.monotonic() > deadline:
                 raise RendezvousConnectionError(reason)
-            report.show(
+            report.show_once(
                 f"waiting for {self._server}:{self._port} (--rdzv-endpoint), which does not answer ({reason}): start "
                 "the command on that host, and check that the port is open"
             )
@@ -329,10 +329,16 @@ class _WaitReport:
     """Report of a wait: a line on standard error if it takes long, and another one when the line changes."""
 
     def __init__(self) -> None:
-        self._since, self._printed = time.monotonic(), ""
+        self._since = time.monotonic()
+        self._printed: list[str] = []
 
     def show(self, line: str) -> None:
-        """Print a line if the wait is long and the line is new."""
-        if time.monotonic() - self._since > _QUIET_S and line != self._printed:
+        """Print a line if the wait is long and the last line was another one."""
+        if time.monotonic() - self._since > _QUIET_S and self._printed[-1:] != [line]:
             print(line, file=sys.stderr, flush=True)
-            self._printed = line
+            self._printed.append(line)
+
+    def show_once(self, line: str) -> None:
+        """Print a line that may alternate with others: a network gives now one reason, now another."""
+        if line not in self._printed:
+            self.show(line)
