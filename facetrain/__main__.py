@@ -1,6 +1,7 @@
 """`facetrain` and `python -m facetrain`, which torchrun starts on every rank."""
 
 import atexit
+import gc
 import os
 import signal
 import sys
@@ -35,6 +36,8 @@ def run_program(run: Callable[[], None]) -> None:
         # The first one registered is the last one called.
         atexit.register(_stop_repeating)
     sys.unraisablehook = _repeat_signal
+    # By default, Python searches for cycles after each 700 new objects. The imports make half a million that stay.
+    gc.set_threshold(10_000)
     try:
         run()
     except KeyboardInterrupt:
@@ -52,6 +55,8 @@ def _leave(code: str | int | None) -> NoReturn:
     Python would first wait for the threads of all pools. One of them may wait for a lost rank, a GPU or a disk.
     """
     if not isinstance(code, int) or not code:
+        # Not a last search for cycles among all objects of the imported packages either: it takes a second.
+        gc.freeze()
         sys.exit(code)
     # `os._exit` drops what the streams still hold.
     for stream in (sys.stdout, sys.stderr):
