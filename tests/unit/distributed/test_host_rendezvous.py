@@ -202,7 +202,10 @@ def test_a_signal_ends_a_wait_for_other_nodes_at_once(number):
     finally:
         process.kill()
     # Its own exit, and not the signal's default action, which the first process of a container does not have.
-    assert (process.returncode, stderr) == (128 + number, "")
+    assert process.returncode == 128 + number
+    assert all(line.startswith("waiting for") for line in stderr.splitlines()), (
+        "the network may give two reasons"
+    )
 
 
 SERVER = """
