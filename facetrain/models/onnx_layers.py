@@ -23,6 +23,12 @@ from facetrain.text import listed
 
 _IDENTITIES = frozenset({"Dropout", "Identity", "Flatten", "Reshape", "Unsqueeze", "Cast"})
 """Operators that change no number at inference."""
+_MOVES = frozenset({
+    "Clip", "Concat", "Gather", "Pad", "Resize", "ReverseSequence", "Slice", "SpaceToDepth", "Split", "Squeeze",
+    "Transpose", "Upsample",
+})  # fmt: skip
+"""Operators that keep the range of the pixels: the normalization can follow them, for example an exchange of red and
+blue."""
 _ARITHMETIC = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div"}
 """Operations of `Affine.then` by the operator that can apply a number."""
 
@@ -246,9 +252,9 @@ def _of_first_layers(onnx: Any, model: Any, path: Path) -> list[Affine]:
         source = next((name for name in node.input if name in images), None)
         if node.op_type == "Constant":
             constants[node.output[0]] = onnx.helper.get_attribute_value(node.attribute[0])
-        elif node.op_type in _IDENTITIES or node.op_type == "Transpose":
+        elif node.op_type in _IDENTITIES | _MOVES:
             if source is not None:
-                images[node.output[0]] = images[source]
+                images |= dict.fromkeys(node.output, images[source])
             elif given:
                 constants[node.output[0]] = given[0]
         elif source is not None and operation and given:

@@ -74,6 +74,7 @@ def embedded(path):
 
 FLOAT_IMAGE = (1, ["batch", 3, 4, 4])
 TO_LAST, TO_FIRST = ("Transpose", ("x",), [0, 2, 3, 1]), ("Transpose", ("x",), [0, 3, 1, 2])
+RED_LAST = ("Slice", ("x", *(np.array([number]) for number in (-1, -4, 1, -1))))
 CENTER = [("Sub", ("x", constant(127.5))), ("Div", ("x", constant(128)))]
 
 
@@ -91,6 +92,8 @@ def batch_norm(mean, variance):
         ([("Sub", ("x", constant([127.5] * 3))), ("Div", ("x", constant([128] * 3)))], lambda x: (x - 127.5) / 128),
         ([("Mul", (constant(1 / 127.5), "x")), ("Add", (constant([-1] * 3), "x"))], lambda x: x / 127.5 - 1),
         ([TO_LAST, *CENTER, TO_FIRST], lambda x: (x - 127.5) / 128),
+        ([RED_LAST, *CENTER], lambda x: (x.flip(1) - 127.5) / 128),
+        ([TO_LAST, ("Clip", ("x", constant(0), constant(255))), TO_FIRST, *CENTER], lambda x: (x - 127.5) / 128),
         # These take normalized pixels.
         ([batch_norm((0.1, 0, -0.1), (0.2, 0.2, 0.2))], lambda x: (x / 127.5 - 1 - NEAR_0) / (0.2 + 1e-5) ** 0.5),
         ([], lambda x: x / 127.5 - 1),
@@ -99,6 +102,30 @@ def batch_norm(mean, variance):
 def test_a_graph_that_normalizes_exactly_as_published_networks_gets_pixels(tmp_path, nodes, expected):
     found, x = embedded(write_graph(tmp_path / "m.onnx", nodes, inputs=FLOAT_IMAGE))
     torch.testing.assert_close(found, expected(x).relu().flatten(1), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("means", [(127.5, 127.5, 127.5), (103.53, 116.28, 123.675)])
+def test_a_graph_that_normalizes_channel_by_channel_gets_pixels_or_needs_metadata(tmp_path, means):
+    path = write_graph(tmp_path / "m.onnx", [], inputs=FLOAT_IMAGE)
+    nodes = [make_node("Split", ["image"], ["red", "green", "blue"], axis=1)]
+    for channel, mean in zip(("blue", "green", "red"), means, strict=True):
+        nodes += [
+            make_node("Constant", [], [f"mean of {channel}"], value_float=mean),
+            make_node("Sub", [channel, f"mean of {channel}"], [f"{channel} around 0"]),
+            make_node("Div", [f"{channel} around 0", "spread"], [f"normalized {channel}"]),
+        ]
+    given = [f"normalized {channel}" for channel in ("blue", "green", "red")]
+    with changed(path) as model:
+        model.graph.node[0].input[0] = "swapped"
+        spread = make_node("Constant", [], ["spread"], value_float=127.5)
+        for node in reversed([spread, *nodes, make_node("Concat", given, ["swapped"], axis=1)]):
+            model.graph.node.insert(0, node)
+    if len(set(means)) > 1:
+        with pytest.raises(ModelError, match=r"m\.onnx: .* x · .*metadata"):
+            open_model(path, CPU)
+        return
+    found, x = embedded(path)
+    torch.testing.assert_close(found, (x.flip(1) / 127.5 - 1).relu().flatten(1))
 
 
 @pytest.mark.parametrize(
