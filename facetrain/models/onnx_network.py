@@ -47,8 +47,8 @@ class OnnxNetwork(nn.Module):
         """Whether the graph takes uint8 RGB and normalizes it."""
         self._dtype = _IMAGE_TYPES[image.type]
         batch, width = next(iter(image.shape), None), next(iter(embedding.shape[1:]), None)
-        # A free size is a name or None.
-        self._batch = batch if isinstance(batch, int) else None
+        # A free size is a name or None. For one of 0, onnxruntime says what is wrong.
+        self._batch = batch if isinstance(batch, int) and batch > 0 else None
         self.embedding_size = width if isinstance(width, int) else 0
         self.metadata = parse_metadata(session.get_modelmeta().custom_metadata_map)
         """Metadata that `facetrain export` wrote: `backbone`, `preprocessing`, `config`."""

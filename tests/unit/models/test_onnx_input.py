@@ -487,3 +487,9 @@ def test_a_graph_that_does_not_run_on_images_is_reported_in_one_line(tmp_path):
     with pytest.raises(ModelError, match="onnxruntime.* 1 × 3 × 4 × 4") as refused:
         open_model(path, CPU).network(torch.zeros(2, 3, 4, 4))
     assert "\n" not in str(refused.value)
+
+
+def test_a_batch_of_no_images_is_refused_with_the_shape(tmp_path):
+    path = write_graph(tmp_path / "m.onnx", [], inputs=(1, [0, 3, 4, 4]), shape=[0, 48])
+    with pytest.raises(ModelError, match=r"m\.onnx: .* 3 × 4 × 4"):
+        embedded(path)
