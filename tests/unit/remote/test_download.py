@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from facetrain.errors import DataError, RunError, UsageError
 from facetrain.remote import download, filesystem, ranges
 from facetrain.remote.download import fetch, is_name, local_path, pinned
+from facetrain.remote.listing import list_files
 
 CONTENT = bytes(range(256)) * 20
 CHECKSUM = hashlib.sha256(CONTENT).hexdigest()
@@ -65,11 +67,13 @@ def test_a_changed_file_is_downloaded_again_and_the_old_one_stays(web_server, ur
     assert local_path(url) == old and not asked(web_server)
 
 
-def test_an_address_with_its_version_needs_no_network(web_server, url):
+def test_an_address_with_its_version_needs_no_network(web_server, url, tmp_path):
     exact = pinned(url)
-    assert exact == f"{url}#sha256={CHECKSUM}" and pinned(exact) == exact
+    assert exact == f"{url}#sha256={CHECKSUM}"
     web_server.requests.clear()
     assert local_path(exact).read_bytes() == CONTENT and not web_server.requests
+    shutil.rmtree(tmp_path / "cache")
+    assert pinned(exact) == exact and not web_server.requests
 
 
 def test_a_version_is_found_after_newer_ones(web_server, url):
@@ -120,10 +124,11 @@ def test_a_cut_download_leaves_no_file_and_continues(web_server, url, tmp_path, 
         assert asked(web_server)[0] == "bytes=3000-3999"
 
 
-def test_a_rest_is_not_continued_if_the_file_has_changed(web_server, url):
+def test_a_rest_is_not_continued_if_the_file_has_changed_but_removed(web_server, url, tmp_path):
     cut(web_server, url)
     web_server.files["/models/a.onnx"] = changed = CONTENT[::-1]
     assert local_path(url).read_bytes() == changed
+    assert not list((tmp_path / "cache").rglob("*.partial"))
 
 
 def test_a_file_that_changes_during_the_download_is_not_used(web_server, url, tmp_path):
@@ -169,6 +174,15 @@ def test_a_checksum_counts_in_capitals_too_and_one_that_is_none_is_refused(url):
         fetch(f"{url}#sha256={'A' * 64}")
     with pytest.raises(UsageError, match="64 hexadecimal digits"):
         fetch(f"{url}#sha256={checksum[:-1]}")
+
+
+def test_a_checksum_that_is_given_counts_more_than_that_of_the_server(url, monkeypatch):
+    monkeypatch.setattr(
+        download, "list_files", lambda url: [replace(file, sha256=CHECKSUM) for file in list_files(url)]
+    )
+    assert local_path(url).read_bytes() == CONTENT
+    with pytest.raises(DataError, match="checksum"):
+        local_path(f"{url}#sha256={'0' * 64}")
 
 
 LIES = {
@@ -268,7 +282,8 @@ def test_a_cache_that_other_users_can_change_is_refused(web_server, url, tmp_pat
         local_path(url)
 
 
-def test_two_processes_download_a_file_once(web_server, url, tmp_path):
+@pytest.mark.parametrize("checksum", ["", f"#sha256={CHECKSUM}"], ids=["without", "with a checksum"])
+def test_two_processes_download_a_file_once(web_server, url, checksum):
     web_server.wait_s = 0.1
     script = (
         "import sys\nfrom facetrain.remote.download import fetch\n"
@@ -276,7 +291,10 @@ def test_two_processes_download_a_file_once(web_server, url, tmp_path):
     )
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", script, url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-c", script, url + checksum],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         for _ in range(2)
     ]
@@ -359,8 +377,6 @@ def test_paths_are_returned_as_they_are_and_win_over_names(tmp_path, monkeypatch
 
 
 def test_a_name_of_the_catalog_is_downloaded_with_its_checksum_and_terms(web_server, monkeypatch):
-    from dataclasses import replace
-
     from facetrain.remote.catalog import catalog
 
     web_server.files["/file/17"] = CONTENT
