@@ -30,12 +30,13 @@ class HubServer:
         return hashlib.sha1(content.encode()).hexdigest()
 
     def entry(self, path, content):
-        blob = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
-        entry = {"type": "file", "path": path, "size": len(content), "oid": blob}
+        entry, stored = {"type": "file", "path": path, "size": len(content)}, content
         if len(content) >= self.large:
-            lfs = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
-            entry |= {"lfs": lfs}
-        return entry
+            checksum = hashlib.sha256(content).hexdigest()
+            # Git has only a pointer to the content, whose blob it is.
+            stored = b"oid sha256:%s\nsize %d\n" % (checksum.encode(), len(content))
+            entry |= {"lfs": {"oid": checksum, "size": len(content), "pointerSize": len(stored)}}
+        return entry | {"oid": hashlib.sha1(b"blob %d\0" % len(stored) + stored).hexdigest()}
 
 
 @contextmanager
