@@ -1,11 +1,13 @@
 import sys
+import threading
+import time
 
 import pytest
 
 from facetrain.errors import CheckpointError, DataError, UsageError
 from facetrain.remote import filesystem
-from facetrain.remote.filesystem import open_filesystem, with_retries
-from tests.support.waiting import set_time
+from facetrain.remote.filesystem import open_filesystem, side_by_side, with_retries
+from tests.support.waiting import set_time, wait_until
 
 
 @pytest.fixture
@@ -99,6 +101,27 @@ def test_the_waits_between_attempts_double_and_differ_at_random(monkeypatch):
     assert waits[:4] != waits[4:], "many ranks do not ask again at the same moment"
 
 
+def test_an_answer_of_more_bytes_has_more_time(monkeypatch):
+    monkeypatch.setattr(filesystem, "PATIENCE_S", 0)
+    assert with_retries("s3://bucket/a", lambda: time.sleep(0.05) or b"x", most_bytes=10**7) == b"x"
+
+
+def test_after_an_error_nothing_else_is_begun_side_by_side():
+    begun, may_go_on, threads = [], threading.Event(), threading.active_count()
+
+    def operation(item):
+        begun.append(item)
+        if item == "fails":
+            raise DataError("the store refuses")
+        may_go_on.wait(60)
+
+    with pytest.raises(DataError, match="the store refuses"):
+        side_by_side(operation, ["waits", "fails", "next"], threads=2)
+    may_go_on.set()
+    wait_until(lambda: threading.active_count() <= threads)
+    assert sorted(begun) == ["fails", "waits"]
+
+
 def test_wrong_credentials_are_not_tried_again(no_wait):
     calls = []
 
@@ -135,6 +158,7 @@ def test_mistakes_of_the_program_are_not_hidden():
         ("hf://org/repo/a/b.onnx@v1", "org/repo@v1/a/b.onnx"),
         ("hf://org/repo@v1/a/b.onnx", "org/repo@v1/a/b.onnx"),
         ("hf://datasets/org/repo/a@refs/pr/1", "datasets/org/repo@refs%2Fpr%2F1/a"),
+        ("hf://spaces/org/repo/a@v1", "spaces/org/repo@v1/a"),
     ],
 )
 def test_the_revision_of_a_hub_address_may_stand_at_its_end(url, path):
