@@ -166,7 +166,7 @@ def _check_instructions(data: bytes) -> None:
     memo entry: the unpickler allocates an array up to this index.
     """
     end, most = 0, _SPARE_INSTRUCTIONS + len(data) // _LEAST_BYTES
-    for count, (opcode, argument, place) in enumerate(pickletools.genops(data)):
+    for count, (opcode, argument, place) in enumerate(pickletools.genops(_WithoutEscapes(data))):
         end = (place or 0) + 1
         if opcode.name not in _ALLOWED_OPCODES:
             raise ValueError(f"instruction {opcode.name} is not allowed")
@@ -178,6 +178,14 @@ def _check_instructions(data: bytes) -> None:
             raise ValueError(f"memo index {argument} after {count} instructions")
     if end < len(data):
         raise ValueError(f"{len(data) - end:,} bytes after its end: were two sets joined?")
+
+
+class _WithoutEscapes(io.BytesIO):
+    """A pickle as pickletools can read it, which takes the escapes in texts for ASCII: Python 2 wrote images so."""
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        """Return the next line with its length. Of the texts only the length counts; numbers have no backslash."""
+        return super().readline(size).replace(b"\\", b"/")
 
 
 class _ImageSetUnpickler(pickle.Unpickler):

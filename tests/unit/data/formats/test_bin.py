@@ -27,6 +27,15 @@ def test_every_pickle_protocol_and_type_of_bytes_reads_the_same(tmp_path, protoc
     assert same.tolist() == [True, False]
 
 
+def test_the_text_protocol_of_python_2_reads_the_same(tmp_path):
+    # Python 2's pickle.dump without a protocol: a str as a line of its repr, True as I01.
+    lines = [b"S%a\np%d\na" % (image.decode("latin1"), number) for number, image in enumerate(IMAGES, 2)]
+    (tmp_path / "a.bin").write_bytes(b"((lp0\n" + b"".join(lines) + b"(lp1\nI01\naI00\natp9\n.")
+    images, same = read_bin(tmp_path / "a.bin")
+    assert images == IMAGES
+    assert same.tolist() == [True, False]
+
+
 @pytest.mark.parametrize("protocol", range(6))
 @pytest.mark.parametrize("kind", ["?", "i1", "u2", "<i4", ">i8", "i8", "f4", ">f8", "O"])
 @pytest.mark.parametrize("wrap", [np.array, list, tuple])
