@@ -18,6 +18,7 @@ of an image may be in upper case where a list has lower case.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -242,7 +243,9 @@ def _person_of_path(images: Path, path: Path) -> str:
     The person is the image's folder, or for one folder of all images the name without the numbers at its end:
     `Ann_Lee_0001_0002.jpg` -> `Ann_Lee`. Only people that agree with all labels are used, see `contradicting_pair`.
     """
-    return re.sub(r"(_\d+)+$", "", path.stem) if path.parent == images else str(path.parent)
+    # Not relative_to: a list may have absolute paths of a folder that is given by a relative one.
+    folder = os.path.relpath(path.parent, images)
+    return re.sub(r"(_\d+)+$", "", path.stem) if folder == "." else folder
 
 
 def interleave_folds(groups: list[list[T]]) -> list[T]:

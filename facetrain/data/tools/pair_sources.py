@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -66,7 +67,7 @@ def list_pairs(
             data = image_file_bytes(path)
         if aligned is None:
             return require_readable(data, str(path))
-        name = "/".join(path.parts[-3:]) if images is None else path.relative_to(images).as_posix()
+        name = "/".join(path.parts[-3:]) if images is None else os.path.relpath(path, images)
         return aligned.encoded(row_of[path], name, data, str(path))
 
     same = [pair.same for pair in pairs]

@@ -1,3 +1,4 @@
+from pathlib import Path
 from unittest import mock
 
 import cv2
@@ -133,6 +134,17 @@ def test_the_images_of_pairs_are_aligned_by_landmarks(flat, tmp_path):
     with pytest.raises(ImageError, match=r"bob_x_0001\.jpg"):
         convert_pair_list(tmp_path / "list.txt", flat, tmp_path / "b.bin", landmarks=listed)
     assert sorted(path.name for path in tmp_path.iterdir() if path.suffix in (".bin", ".tmp")) == ["a.bin"]
+
+
+def test_absolute_paths_in_a_list_name_images_and_people_in_the_folder(dataset, tmp_path, monkeypatch):
+    names = ("ann/ann_0001.jpg", "ann/ann_0002.jpg", "cy/cy_0001.jpg")
+    first, second, other = (dataset / name for name in names)
+    (tmp_path / "list.txt").write_text(f"{first} {second} 1\n{first} {other} 0\n")
+    (tmp_path / "points.csv").write_text("".join(f"{name},4,6,11,6,8,8,5,11,10,11\n" for name in names))
+    monkeypatch.chdir(dataset.parent)
+    listed = read_landmark_table(tmp_path / "points.csv")
+    convert_pair_list(tmp_path / "list.txt", Path(dataset.name), tmp_path / "a.bin", landmarks=listed)
+    assert (tmp_path / "a.subjects.csv").read_text() == "subject\nann\nann\nann\ncy\n"
 
 
 def test_the_face_of_an_image_in_several_pairs_is_searched_once_and_its_center_taken_without_one(
