@@ -80,6 +80,10 @@ def _read_numbered_pairs(lines: list[Line], images: Path) -> Iterator[ListedPair
     for location, words in lines:
         _require_form(_is_numbered_pair(words), location, words, "`name i j` or `name i other j`")
         people = words[0], words[-2] if len(words) == 4 else words[0]
+        if len(words) == 4 and people[0] == people[1]:
+            raise PairsError(
+                f"{location}: {' '.join(words)[:60]!r} has the form of two people, but is one; write `name i j`"
+            )
         first, second = (
             _find_image(images, [images / name / f"{name}_{number:04d}{end}" for end in _SUFFIXES], location)
             for name, number in zip(people, (int(words[1]), int(words[-1])), strict=True)

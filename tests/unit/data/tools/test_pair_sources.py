@@ -209,7 +209,7 @@ def test_a_byte_order_mark_is_no_part_of_a_list(dataset, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "line", ["ann 1 9", "ann", "../ann 1 2", "ann x 2", "ann ² 2", f"ann {'1' * 5000} 2", ""]
+    "line", ["ann 1 9", "ann", "ann 1 ann 2", "../ann 1 2", "ann x 2", "ann ² 2", f"ann {'1' * 5000} 2", ""]
 )
 def test_a_wrong_list_is_named(dataset, tmp_path, line):
     (tmp_path / "pairs.txt").write_text(line + "\n")
