@@ -13,13 +13,14 @@ that contains Split.
 
 A first line of one or two numbers, the count of folds and pairs, is skipped. The words of a line are separated by tabs
 if it is then of one of these forms, otherwise by any spaces: names of people may have spaces between tabs. The suffix
-of an image may be in upper case where a list has lower case.
+of an image may be in upper case where a list has lower case, and its name in the other of Unicode's two forms.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -225,11 +226,14 @@ def _find_image(root: Path, files: Sequence[Path], location: str) -> Path:
 
 
 def _existing(path: Path) -> Path | None:
-    """Return an image file with this path, or with its suffix in other letters: cameras write `.JPG`."""
-    if path.is_file():
-        return path
-    suffixes = (path.suffix.lower(), path.suffix.upper())
-    return next((other for suffix in suffixes if (other := path.with_suffix(suffix)).is_file()), None)
+    """Return an image file with this path, or one that reads the same.
+
+    Cameras write `.JPG`, and archives of macOS have an accent as a character of its own.
+    """
+    paths = [path, *(path.with_suffix(suffix) for suffix in (path.suffix.lower(), path.suffix.upper()))]
+    if not str(path).isascii():
+        paths += [Path(unicodedata.normalize(form, str(each))) for form in ("NFC", "NFD") for each in paths]
+    return next(filter(Path.is_file, paths), None)
 
 
 def _is_image(word: str) -> bool:

@@ -1,3 +1,4 @@
+import unicodedata
 from pathlib import Path
 from unittest import mock
 
@@ -201,6 +202,17 @@ def test_every_form_of_a_list_takes_tabs_between_names_with_spaces_and_suffixes_
     assert convert_pair_list(tmp_path / "list.txt", tmp_path / "imgs", tmp_path / "a.bin") == (2, 1)
     images, same = read_bin(tmp_path / "a.bin")
     assert images == [encoded_image(number) for number in (0, 1, 0, 2)] and same.tolist() == [True, False]
+
+
+@pytest.mark.parametrize(("listed", "stored"), [("NFC", "NFD"), ("NFD", "NFC")])
+@pytest.mark.parametrize("text", ["Zoë\t1\t2\n", "Zoë/Zoë_0001.jpg\tZoë/Zoë_0002.jpg\t1\n"])
+def test_a_name_with_an_accent_is_found_in_both_forms_of_unicode(tmp_path, listed, stored, text):
+    folder = tmp_path / "imgs" / unicodedata.normalize(stored, "Zoë")
+    folder.mkdir(parents=True)
+    for number in (1, 2):
+        (folder / f"{folder.name}_000{number}.JPG").write_bytes(encoded_image(number))
+    (tmp_path / "list.txt").write_text(unicodedata.normalize(listed, text), encoding="utf-8")
+    assert convert_pair_list(tmp_path / "list.txt", tmp_path / "imgs", tmp_path / "a.bin") == (1, 1)
 
 
 def test_a_byte_order_mark_is_no_part_of_a_list(dataset, tmp_path):
