@@ -56,6 +56,9 @@ def test_a_pair_list_becomes_a_bin(tmp_path):
     listed = (tmp_path / "lfw" / "pairs.txt", "--images", tmp_path / "lfw" / "lfw")
     made = json.loads(run("pairs", *listed, "--output", tmp_path / "lfw.bin", "--json"))
     assert (made["pairs"], made["same"]) == (2, 1) and (tmp_path / "lfw.subjects.csv").exists()
+    (tmp_path / "lfw" / "pairs.txt").write_text("10\t300\nAnn\t1\t2\nAnn\t1\tBob\t1\n")
+    cut = facetrain("data", "pairs", *listed, "--output", tmp_path / "cut.bin")
+    assert "pairs.txt: its first line announces 6,000 pairs, and it has 2;" in cut.stderr
     assert "2 pairs, 1 of one person" in run(
         "pairs", tmp_path / "lfw.bin", "--output", tmp_path / "again.bin"
     )

@@ -100,6 +100,7 @@ def pairs(
     )
     from facetrain.data.tools.pair_writer import write_pairs
     from facetrain.data.tools.sample_pairs import sample_pairs
+    from facetrain.telemetry.log import warn
 
     finder, output = listed.finder(center_crop=True), writing.output
     is_list = is_pair_list(source, listed.images)
@@ -135,6 +136,8 @@ def pairs(
         selected = sample_pairs(source, writing.count or _COUNT, seed=writing.seed or _SEED)
     with progress_bar("reading images") as progress:
         written = write_pairs(selected, output, workers=writing.workers, progress=progress)
+    if selected.remark:
+        warn(selected.remark)
     if as_json:
         facts = {"output": str(output), "pairs": written.pairs, "same": written.same}
         typer.echo(json.dumps(facts | detections(finder)))

@@ -18,6 +18,7 @@ of an image may be in upper case where a list has lower case, and its name in th
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import unicodedata
@@ -69,12 +70,24 @@ def read_pairs(path: Path, images: Path | None) -> list[ListedPair]:
         raise PairsError(f"{path}: the folder of the images is not known; give it with --images")
     else:
         lines = _read_lines(path)
-        if lines and len(lines[0][1]) <= 2 and all(map(_NUMBER.fullmatch, lines[0][1])):
-            lines = lines[1:]  # the numbers of folds and pairs
+        if _counts(lines):
+            lines = lines[1:]
         pairs = list(_reader(lines)(lines, images)) if lines else []
     if not pairs:
         raise PairsError(f"{path}: the list has no pairs")
     return pairs
+
+
+def announced_pairs(path: Path) -> int | None:
+    """Return the number of pairs that the first line of a list announces; None for a list without such a line."""
+    counts = [] if path.is_dir() else _counts(_read_lines(path))
+    return 2 * math.prod(counts) if counts else None  # so many genuine pairs, and so many impostor pairs
+
+
+def _counts(lines: list[Line]) -> list[int]:
+    """Return the numbers of folds and of genuine pairs in the first line of a list; empty without them."""
+    words = lines[0][1] if lines else []
+    return [int(word) for word in words] if len(words) <= 2 and all(map(_NUMBER.fullmatch, words)) else []
 
 
 def _read_numbered_pairs(lines: list[Line], images: Path) -> Iterator[ListedPair]:

@@ -15,7 +15,7 @@ from facetrain.data.images.decode import decode_rgb, encode_png, resize_square
 from facetrain.data.pair_folds import fold_order
 from facetrain.data.tools.aligned_images import AlignedImages
 from facetrain.data.tools.landmark_finder import LandmarkFinder
-from facetrain.data.tools.pair_list_reader import interleave_folds, read_pairs
+from facetrain.data.tools.pair_list_reader import announced_pairs, interleave_folds, read_pairs
 from facetrain.data.tools.pair_writer import PairsToWrite, require_readable
 from facetrain.errors import PairsError, UnreadableError
 from facetrain.files import os_errors_as, read_regular_text
@@ -73,7 +73,13 @@ def list_pairs(
     same = [pair.same for pair in pairs]
     subjects = [name for pair in pairs for name in pair.subjects]
     agree = contradicting_pair(subjects, same) is None
-    return PairsToWrite(same, read, subjects=subjects if agree else None)
+    announced, remark = announced_pairs(list_path), ""
+    if announced not in (None, len(pairs)):
+        remark = (
+            f"{list_path}: its first line announces {announced:,} pairs, and it has {len(pairs):,}; if it was cut off, "
+            "copy it again"
+        )
+    return PairsToWrite(same, read, subjects=subjects if agree else None, remark=remark)
 
 
 def bin_pairs(path: Path, *, reduce_to: int | None = None) -> PairsToWrite:

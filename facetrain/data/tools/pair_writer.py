@@ -35,6 +35,8 @@ class PairsToWrite:
     groups: str | None = None
     """Table of groups: a header, and then a line for each image or for each pair."""
     landmarks_N52: np.ndarray | None = None
+    remark: str = ""
+    """What is doubtful about the pairs, for a warning."""
 
 
 class WrittenPairs(NamedTuple):
