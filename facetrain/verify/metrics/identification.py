@@ -71,13 +71,39 @@ def search(
     """Compare unit embeddings of probes, float (Q, D), with the unit embeddings of a gallery, float (G, D).
 
     Subjects are ids, int (Q,) and (G,). A gallery entry with subject −1 is a distractor: it matches no probe.
+
+    Raises:
+        ValueError: there are no probes or no entries, the shapes are others, or an embedding has a value that is not
+            finite.
     """
+    _require_embeddings(probe_QD, probe_subject_Q, gallery_GD, gallery_subject_G)
     outcomes = [
         _rank_mates(similarity_qG, probe_subject_Q[block], gallery_subject_G)
         for block, similarity_qG in _similarity_blocks(probe_QD, gallery_GD)
     ]
     rank, mate, other = (np.concatenate(column) for column in zip(*outcomes, strict=True))
     return Search(probe_subject_Q, np.isfinite(mate), rank, mate, other, len(gallery_GD))
+
+
+def _require_embeddings(
+    probe_QD: np.ndarray, probe_subject_Q: np.ndarray, gallery_GD: np.ndarray, gallery_subject_G: np.ndarray
+) -> None:
+    for faces, embedding, subject in (
+        ("probes", probe_QD, probe_subject_Q),
+        ("gallery", gallery_GD, gallery_subject_G),
+    ):
+        if embedding.ndim != 2 or not len(embedding) or subject.shape != (len(embedding),):
+            raise ValueError(
+                f"{faces}: embeddings of shape {embedding.shape} and subjects of shape {subject.shape}; give at least "
+                "one embedding, and one subject for each"
+            )
+        # A probe of NaN would be counted as nonmated. The sum shows it without an array of all answers.
+        if not np.isfinite(embedding.sum(dtype=np.float64)):
+            raise ValueError(f"{faces}: an embedding has a number that is not finite")
+    if probe_QD.shape[1] != gallery_GD.shape[1]:
+        raise ValueError(
+            f"probes of {probe_QD.shape[1]} and a gallery of {gallery_GD.shape[1]} numbers per embedding"
+        )
 
 
 def _rank_mates(

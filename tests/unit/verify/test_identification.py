@@ -54,6 +54,22 @@ def test_ranks_rates_and_every_point_of_the_open_set_curve_equal_counting(seed, 
     assert metrics["tpir@1e-01"] == tpir
 
 
+@pytest.mark.parametrize(
+    ("probes", "subjects", "entries", "message"),
+    [
+        (np.zeros((0, 2)), [], np.eye(2), r"probes: embeddings of shape \(0, 2\)"),
+        (np.eye(2), [0, 1], np.zeros((0, 2)), "gallery: .* at least one"),
+        (np.eye(2), [0], np.eye(2), r"probes: .* subjects of shape \(1,\)"),
+        (np.eye(2)[:, :1], [0, 1], np.eye(2), "probes of 1 and a gallery of 2 numbers"),
+        (np.array([[np.nan, 0], [0, 1]]), [0, 1], np.eye(2), "probes: .* not finite"),
+        (np.eye(2), [0, 1], np.array([[1, 0], [0, np.inf]]), "gallery: .* not finite"),
+    ],
+)
+def test_a_search_without_a_result_is_refused(probes, subjects, entries, message):
+    with pytest.raises(ValueError, match=message):
+        search(probes, np.array(subjects), entries, np.arange(len(entries)))
+
+
 def test_the_intervals_of_ranks_rest_on_the_people_with_a_mate():
     people, enrolled = 40, 10
     unit = np.eye(people)
