@@ -93,6 +93,6 @@ def score_pairs(embedding_ND: np.ndarray, same_P: np.ndarray, subject_N: np.ndar
     """Return the cosine similarity of rows 2i and 2i+1, computed in float64."""
     # Computed from the squared distance, not from the dot product: the exact ROC and the fold accuracy, which
     # uses the distance, then order all pairs in the same way to the last bit.
-    score_P = 1 - squared_distances(np.asarray(embedding_ND, np.float64)) / 2
+    score_P = 1 - squared_distances(embedding_ND) / 2
     pair_P = np.arange(len(same_P))
     return ScoredPairs(score_P, same_P, 2 * pair_P, 2 * pair_P + 1, subject_N)

@@ -10,7 +10,7 @@ from tests.support.golden import golden_path
 def test_the_accuracy_of_every_fold_and_the_roc_on_the_grid_equal_insightfaces():
     golden = np.load(golden_path("verification.npz"))
     same = golden["issame"].astype(bool)
-    distances = squared_distances(golden["embeddings"].astype(np.float64))
+    distances = squared_distances(golden["embeddings"])
     found = fold_accuracy(distances, same)
     np.testing.assert_allclose(found.accuracy_F, golden["fold_accuracy"], atol=1e-12)
     pairs = PairSet("golden", [], same, subject=np.arange(2 * len(same)))

@@ -123,8 +123,14 @@ def mean_over_folds(accuracy_RF: np.ndarray) -> np.ndarray:
 
 
 def squared_distances(embedding: np.ndarray) -> np.ndarray:
-    """Return the squared Euclidean distance of rows 2i and 2i+1 after L2 normalization: (2P, D) -> (P,)."""
-    unit = l2_normalize(embedding)
+    """Return the squared Euclidean distance of rows 2i and 2i+1 after L2 normalization: (2P, D) -> float64 (P,).
+
+    Raises:
+        ValueError: the rows are no pairs.
+    """
+    if embedding.ndim != 2 or len(embedding) % 2:
+        raise ValueError(f"embeddings of shape {embedding.shape}; give two rows for each pair, (2P, D)")
+    unit = l2_normalize(embedding.astype(np.float64))
     return np.square(unit[0::2] - unit[1::2]).sum(1)
 
 

@@ -8,7 +8,7 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from facetrain.data.pair_folds import fold_order
 from facetrain.verify.metrics.curve_metrics import auc, equal_error_rate, tar_at_far, value_of
 from facetrain.verify.metrics.draws import Draws
-from facetrain.verify.metrics.fold_accuracy import THRESHOLDS, fold_accuracy, grid_roc
+from facetrain.verify.metrics.fold_accuracy import THRESHOLDS, fold_accuracy, grid_roc, squared_distances
 from facetrain.verify.metrics.roc import eer_threshold, roc, threshold_at
 from facetrain.verify.metrics.scored_pairs import ScoredPairs, hardest_pairs, histogram
 from facetrain.verify.pair_protocol import score_pairs, verification_result
@@ -90,6 +90,17 @@ def test_float32_embeddings_are_compared_in_float64():
     embedding, same = np.random.default_rng(0).normal(size=(80, 4)).astype(np.float32), np.ones(40, bool)
     single, double = (score_pairs(each, same, np.arange(80)) for each in (embedding, np.float64(embedding)))
     np.testing.assert_array_equal(single.score_P, double.score_P)
+
+
+def test_distances_of_float16_embeddings_of_any_length_are_exact():
+    # In float16, the square of 300 is infinite.
+    np.testing.assert_allclose(squared_distances(np.array([[300, 0], [0, 300]], np.float16)), [2])
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (1, 2), (4,)])
+def test_rows_that_are_no_pairs_have_no_distances(shape):
+    with pytest.raises(ValueError, match="two rows for each pair"):
+        squared_distances(np.ones(shape))
 
 
 @pytest.mark.parametrize(
