@@ -60,7 +60,7 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     if METADATA_KEY in metadata:  # facetrain wrote it: its names and its color order are known
         return weights, metadata
     # After the checksum: it is of the tensors as they are stored.
-    converted = convert_published(weights, path)
+    converted = convert_published(_backbone_of(weights), path)
     stated = {ORIGIN_KEY: converted.origin, FRACTIONS_KEY: "yes" if converted.takes_fractions else ""}
     return converted.weights, metadata | {key: text for key, text in stated.items() if text}
 
@@ -80,7 +80,12 @@ def _read_state_dict(path: Path) -> dict[str, Tensor]:
         raise ModelError(f"{path}: not a state dict{found}; save `model.state_dict()` to the file")
     for name, tensor in value.items():
         require_stored(tensor, f"{path}: the weight {name}")
-    weights = {_without_prefixes(str(name)): tensor for name, tensor in value.items()}
+    return {str(name): tensor for name, tensor in value.items()}
+
+
+def _backbone_of(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights of the backbone without the prefixes of their names."""
+    weights = {_without_prefixes(name): tensor for name, tensor in weights.items()}
     inner = below(weights, _BACKBONE)
     return {_without_prefixes(name): tensor for name, tensor in inner.items()} or weights
 

@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from facetrain.backbone.zoo import build_backbone
 from facetrain.checkpoint.save import CheckpointWriter
@@ -177,6 +178,13 @@ def test_the_backbone_in_a_checkpoint_of_a_usual_loop_is_found(tmp_path, wrap):
     torch.save(wrap(state), tmp_path / "model.pt")
     found, _ = read_weights(tmp_path / "model.pt")
     assert found.keys() == state.keys() and torch.equal(found["conv1.weight"], state["conv1.weight"])
+
+
+@pytest.mark.parametrize("wrap", [data_parallel, lambda state: with_head(state)["state_dict"]])
+def test_the_backbone_in_a_safetensors_file_of_another_program_is_found(tmp_path, wrap):
+    state = {"conv1.weight": torch.ones(2, 3, 1, 1), "bn1.bias": torch.zeros(2)}
+    save_file(wrap(state), tmp_path / "model.safetensors")
+    assert read_weights(tmp_path / "model.safetensors")[0].keys() == state.keys()
 
 
 def test_a_checkpoint_without_known_weights_is_refused_with_its_keys(tmp_path):
