@@ -73,7 +73,7 @@ class BaseHead(nn.Module):
         the same number of rows.
 
         Raises:
-            DataError: the batch is empty, there is not one label for each embedding, or a label is outside
+            DataError: the batch is empty, there is not one integer label for each embedding, or a label is outside
                 [0, num_classes). The values of CUDA labels are not checked here, because the host would have to wait
                 for the device; the caller checks them by `check_labels` before it copies them.
             ModelError: the embeddings do not have the size of the centers.
@@ -88,6 +88,8 @@ class BaseHead(nn.Module):
                 f"labels of shape {tuple(label_B.shape)} for {count_text(len(embedding_BD), 'embedding')}; give the "
                 "number of the class of each"
             )
+        if label_B.is_floating_point():
+            raise DataError(f"labels of {label_B.dtype}; give integers: floating point rounds large labels")
         label_B = label_B.flatten().long()
         if not len(label_B):
             raise DataError("the batch has no images")

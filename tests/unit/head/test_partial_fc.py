@@ -239,6 +239,12 @@ def test_labels_that_are_not_one_number_for_each_embedding_are_refused(shape):
         small_head()(torch.ones(4, SIZE), torch.zeros(shape))
 
 
+def test_labels_in_floating_point_are_refused():
+    # In float32, identity 16,777,217 is 16,777,216.
+    with pytest.raises(DataError, match=r"labels of torch\.float32; give integers"):
+        small_head()(torch.randn(2, SIZE), torch.tensor([0.0, 1.0]))
+
+
 def test_the_update_in_the_backward_pass_moves_the_centers_as_sgd_does():
     numbers = {"momentum": 0.9, "weight_decay": 0.01}
     head = small_head()
