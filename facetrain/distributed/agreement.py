@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
@@ -22,6 +23,7 @@ from facetrain.errors import (
     unprinted,
 )
 from facetrain.files import error_reason
+from facetrain.own_parts import line_of
 
 # torch raises a plain RuntimeError if a process group fails: only its text differs from other errors.
 _TIMED_OUT = ("imed out", "imeout")
@@ -46,9 +48,9 @@ def explain_failures(world: World | Ranks, timeout_s: float) -> Iterator[None]:
     except FacetrainError:
         raise
     except OSError as error:
-        place = f"{error.filename}: " if error.filename else ""
+        places = "".join(f"{place}: " for place in (line_of(error), error.filename) if place)
         raise RunError(
-            f"rank {world.rank}: {place}{error_reason(error)}; earlier checkpoints are intact"
+            f"rank {world.rank}: {places}{error_reason(error)}; earlier checkpoints are intact"
         ) from error
     except (RuntimeError, MemoryError) as error:
         reason = error_reason(error)
@@ -58,9 +60,18 @@ def explain_failures(world: World | Ranks, timeout_s: float) -> Iterator[None]:
                 "earlier checkpoints are intact"
             ) from error
         # A fault of the program keeps its traceback; only failures of the group are put into words here.
-        if world.size == 1 or not any(word in reason for word in _LOST):
+        if world.size == 1 or not any(word in reason for word in _LOST) or _is_of_part(error):
             raise
         raise _group_error(world, timeout_s, reason) from error
+
+
+def _is_of_part(error: BaseException) -> bool:
+    """Return whether code of one's own has failed, such as a client of a server, and not a collective in it."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    of_group = frame.f_globals.get("__name__", "").startswith(
+        ("torch.distributed.", "facetrain.distributed.")
+    )
+    return bool(line_of(error)) and not of_group
 
 
 def _group_error(world: World | Ranks, timeout_s: float, reason: str) -> RankError:

@@ -1,11 +1,17 @@
+import sys
+from datetime import timedelta
+
 import pytest
 import torch
 from torch.distributed import PrefixStore, TCPStore
 
+from facetrain import own_parts
+from facetrain.distributed import agreement
 from facetrain.distributed.agreement import explain_failures, silent_ranks
 from facetrain.distributed.rendezvous import register_rank
 from facetrain.distributed.world import World
-from facetrain.errors import RunError
+from facetrain.errors import RankError, RunError
+from tests.support.ranks import run_ranks
 
 
 @pytest.fixture
@@ -50,3 +56,62 @@ def test_too_little_memory_is_an_error_of_the_run_with_advice(fail):
     message = "rank 3: too little memory .*; `facetrain plan` lists"
     with pytest.raises(RunError, match=message), explain_failures(world, 60):
         fail()
+
+
+PART = """
+import socket
+
+import torch.distributed as dist
+
+
+def asks(server):
+    raise RuntimeError(f"{server}: connection lost")
+
+
+def connects(port):
+    socket.create_connection(("127.0.0.1", port))
+
+
+def adds(tensor, group):
+    dist.all_reduce(tensor, group=group)
+"""
+
+
+def load_part(folder):
+    """Return a module of the user's own, which is a part of the run."""
+    (folder / "part_with_a_client.py").write_text(PART)
+    sys.path.insert(0, str(folder))
+    own_parts.allow(["part_with_a_client:asks"])
+    own_parts.load_part("part_with_a_client:asks", "key")
+    sys.path.remove(str(folder))
+    return sys.modules["part_with_a_client"]
+
+
+def world_of(size):
+    return World(rank=0, local_rank=0, size=size, local_size=size, device=torch.device("cpu"))
+
+
+def test_an_error_of_a_part_is_not_taken_for_one_of_the_process_group(tmp_path):
+    part = load_part(tmp_path)
+    with pytest.raises(RuntimeError, match="^my server: connection lost$"), explain_failures(world_of(2), 60):
+        part.asks("my server")
+
+
+def add_without_rank_1(folder):
+    group = torch.distributed.new_group(timeout=timedelta(seconds=1))
+    if torch.distributed.get_rank() == 0:
+        part = load_part(folder)
+        agreement.silent_ranks = lambda *_: {}  # there is no store of a rendezvous
+        with pytest.raises(RankError, match="did not answer"), explain_failures(world_of(2), 60):
+            part.adds(torch.zeros(1), group)
+
+
+def test_a_collective_in_a_part_fails_as_one_of_the_process_group(tmp_path):
+    run_ranks(2, add_without_rank_1, tmp_path)
+
+
+def test_an_error_of_the_operating_system_in_a_part_names_its_line(tmp_path):
+    part = load_part(tmp_path)
+    message = r"^rank 0: .*/part_with_a_client\.py:12: Connection refused; "
+    with pytest.raises(RunError, match=message), explain_failures(world_of(1), 60):
+        part.connects(9)
