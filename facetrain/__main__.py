@@ -10,9 +10,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, NoReturn
 
-from facetrain.signals import has_to_wait, raise_soon
-
-_OF_SIGNALS = [128 + number for number in signal.valid_signals()]
+from facetrain.signals import EXIT_CODES_OF_SIGNALS, has_to_wait, raise_soon
 
 
 def main() -> None:
@@ -79,7 +77,7 @@ def _repeat_signal(ignored: Any) -> None:
     """
     if issubclass(ignored.exc_type, KeyboardInterrupt):
         raise_soon(signal.SIGINT)
-    elif isinstance(ignored.exc_value, SystemExit) and ignored.exc_value.code in _OF_SIGNALS:
+    elif isinstance(ignored.exc_value, SystemExit) and ignored.exc_value.code in EXIT_CODES_OF_SIGNALS:
         raise_soon(ignored.exc_value.code - 128)
     else:
         sys.__unraisablehook__(ignored)

@@ -10,6 +10,7 @@ import sys
 import time
 from types import FrameType
 
+EXIT_CODES_OF_SIGNALS = frozenset(128 + number for number in signal.Signals)
 _SOON_S, _AGAIN_S = 0.001, 0.05
 _LONGEST_S = 5.0
 """Seconds for which a signal waits for the end of an import, which can be slow work of a module of one's own."""

@@ -35,6 +35,7 @@ from facetrain.distributed.process_setup import (
 from facetrain.errors import FacetrainError, LostRankError, UsageError, is_final, is_out_of_memory
 from facetrain.files import error_reason
 from facetrain.remote.address import without_secrets
+from facetrain.signals import EXIT_CODES_OF_SIGNALS
 from facetrain.text import printable
 
 _INTERRUPTED = 130
@@ -110,8 +111,12 @@ def end_with(run: Callable[[], int | None], *, debug: bool) -> None:
         sys.stdout.flush()
     except (KeyboardInterrupt, typer.Abort):
         code = _INTERRUPTED
-    except Exception as error:
-        if debug:
+    except BaseException as error:  # a part of one's own may raise anything
+        # After a signal, or as facetrain ends itself. A part that does so has failed: it might end a run with 0.
+        ends_itself = isinstance(error, SystemExit) and (
+            error.code in EXIT_CODES_OF_SIGNALS or not own_parts.line_of(error)
+        )
+        if debug or ends_itself:
             raise
         _exit_with_error(error)
     if code == _INTERRUPTED:

@@ -1,5 +1,6 @@
 """Parts of one's own, which a config names by their code: training, resume, and who may run them."""
 
+import asyncio
 import importlib
 import json
 import sys
@@ -10,7 +11,7 @@ import torch
 from facetrain import own_parts
 from facetrain.backbone.zoo import build_backbone
 from facetrain.checkpoint.load import Checkpoint
-from facetrain.cli.app import _exit_with_error
+from facetrain.cli.app import _exit_with_error, end_with
 from facetrain.counter_rng import uniform
 from facetrain.errors import ConfigError
 from facetrain.head.build import build_margin
@@ -341,6 +342,35 @@ def test_an_error_in_a_part_names_its_file_and_line(home, monkeypatch, capsys):
         with pytest.raises(SystemExit, match="1"):
             _exit_with_error(error.value)
         assert f"error: {place}: TypeError: " in capsys.readouterr().err
+
+
+def ends_with_0():
+    sys.exit(0)
+
+
+def ends_with_143():
+    raise SystemExit(143)
+
+
+def is_cancelled():
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize(
+    ("part", "code", "message"),
+    [
+        (ends_with_0, 1, "SystemExit: 0"),
+        (ends_with_143, 143, None),
+        (is_cancelled, 1, "CancelledError: CancelledError"),
+    ],
+)
+def test_a_part_ends_no_command_without_a_word_unless_a_signal_came(part, code, message, monkeypatch, capsys):
+    monkeypatch.setitem(own_parts._imports, __name__, (None, ""))
+    with pytest.raises(SystemExit) as ended:
+        end_with(part, debug=False)
+    place = f"{part.__code__.co_filename}:{part.__code__.co_firstlineno + 1}"
+    expected = f"error: {place}: {message}; run again with --debug for the traceback\n" if message else ""
+    assert (ended.value.code, capsys.readouterr().err) == (code, expected)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from facetrain.files import error_reason, read_regular_text, write_atomically
 from facetrain.remote.address import public
 from facetrain.run.folder.lock_file import is_locked
+from facetrain.signals import EXIT_CODES_OF_SIGNALS
 
 _FILE = "state.json"
 RUNNING, STOPPED, FINISHED, FAILED = "running", "stopped", "finished", "failed"
@@ -95,7 +96,7 @@ def _reason(error: BaseException) -> str:
     """Return why a run has ended; a signal outside the training loop raises SystemExit or KeyboardInterrupt."""
     if isinstance(error, KeyboardInterrupt):
         return f"ended by {signal.SIGINT.name}"
-    if isinstance(error, SystemExit) and error.code in {128 + number for number in signal.Signals}:
+    if isinstance(error, SystemExit) and error.code in EXIT_CODES_OF_SIGNALS:
         return f"ended by {signal.Signals(int(error.code) - 128).name}"
     # A path in it may have bytes that are not UTF-8, which JSON cannot hold.
     return public(error_reason(error))
