@@ -15,9 +15,10 @@ from typing import Any
 import cv2
 import numpy as np
 
+from facetrain.data.images.align import aligned_landmarks
 from facetrain.data.images.header import MAX_PIXELS
 from facetrain.errors import DataError
-from facetrain.face_landmarks import ARCFACE_TEMPLATE, TEMPLATE_SIZE
+from facetrain.face_landmarks import ARCFACE_TEMPLATE, MIRRORED_ORDER, TEMPLATE_SIZE
 from facetrain.files import error_reason
 
 LandmarkFinder = Callable[[str, np.ndarray], np.ndarray | None]
@@ -41,6 +42,15 @@ _MAX_PADDED_PIXELS = 4 * MAX_PIXELS
 """Pixels of a square image of `MAX_PIXELS` with its border; a long image with its border would fill the memory."""
 _LARGEST_FRACTION = 2.0
 """Largest number of a table in fractions of the sides, points outside of the image included; no face is that small."""
+
+_SAMPLED_FACES = 500
+_LARGEST_MISFIT = 10.0
+"""Pixels from ArcFace's template: 3 on LFW, 6 if its points are stretched by 3 : 2, about 8 at a yaw of 60 degrees."""
+_OTHER_ORDERS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "left and right, or x and y, exchanged": lambda points_N52: points_N52[:, MIRRORED_ORDER],
+    "all x before all y": lambda points_N52: points_N52.reshape(-1, 2, 5).swapaxes(1, 2),
+}
+"""Orders of the ten numbers that other programs write. Read as ours, they are 14 to 23 pixels away on LFW."""
 
 
 class LandmarkTable(dict[str, np.ndarray]):
@@ -122,7 +132,33 @@ def read_landmark_table(path: Path) -> LandmarkTable:
     if not table:
         raise DataError(f"{path}: the file has no landmarks")
     table.in_fractions = all(points.max() <= _LARGEST_FRACTION for points in table.values())
+    _require_order(path, list(table.values()))
     return table
+
+
+def _require_order(path: Path, points: list[np.ndarray]) -> None:
+    """Check that no other order fits faces better: what is cut out would not be the faces, without an error.
+
+    Raises:
+        DataError: one does; the message names it.
+    """
+    sample_N52 = np.stack(points[:: -(-len(points) // _SAMPLED_FACES)])
+    given = _misfit(sample_N52)
+    for name, reordered in _OTHER_ORDERS.items():
+        other = _misfit(reordered(sample_N52))
+        if other < _LARGEST_MISFIT and 2 * other < given:
+            raise DataError(
+                f"{path}: its points are those of faces with {name}; write lines `name,x1,y1,…,x5,y5` with the left "
+                "eye, the right eye, the nose, and the left and the right corner of the mouth, as seen in the image"
+            )
+
+
+def _misfit(points_N52: np.ndarray) -> float:
+    """Return how far aligned points are from ArcFace's template in the median, in its pixels."""
+    distances = [
+        np.linalg.norm(aligned_landmarks(one, TEMPLATE_SIZE) - ARCFACE_TEMPLATE) for one in points_N52
+    ]
+    return float(np.median(distances)) / math.sqrt(len(ARCFACE_TEMPLATE))
 
 
 def _entries(path: Path) -> Iterator[tuple[str, str, list[str]]]:

@@ -90,6 +90,27 @@ def test_a_file_without_valid_landmarks_is_refused(tmp_path, content, message):
         read_landmark_table(tmp_path / "a.csv")
 
 
+@pytest.mark.parametrize(
+    ("written", "order"),
+    [
+        (lambda points: points[[1, 0, 2, 4, 3]], "left and right"),
+        (lambda points: points[:, ::-1], "x and y"),
+        (lambda points: points.T, "all x before all y"),
+    ],
+)
+@pytest.mark.parametrize("scale", [1, 1 / np.array([240, 200])])
+def test_landmarks_in_another_order_are_refused(tmp_path, written, order, scale):
+    rng = np.random.default_rng(0)
+    faces = [(POINTS + rng.normal(0, 3, POINTS.shape)) * scale for _ in range(9)]
+    faces[0] = faces[0][[1, 0, 2, 4, 3]]  # a fault of one line says nothing of the others
+    for name, points in (("right", faces), ("wrong", [written(face) for face in faces])):
+        lines = [",".join([f"{at}.png", *map(str, face.reshape(-1))]) for at, face in enumerate(points)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(lines))
+    assert len(read_landmark_table(tmp_path / "right.csv")) == len(faces)
+    with pytest.raises(DataError, match=rf"wrong\.csv: .*{order}.*x1,y1"):
+        read_landmark_table(tmp_path / "wrong.csv")
+
+
 def test_packed_faces_are_aligned_to_the_template(dataset, tmp_path):
     listed = write_csv(tmp_path / "a.csv", NAMES)
     pack(dataset, tmp_path / "out", landmarks=listed)
