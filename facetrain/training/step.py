@@ -69,7 +69,8 @@ class TrainStep:
 
         Raises:
             DivergedError: on a CPU, if the loss or the gradient was not finite in too many consecutive steps.
-            ConfigError: with several ranks and micro-batches, if the network does not use one of its parameters.
+            ConfigError: the embeddings have no gradient, or with several ranks and micro-batches, the network does not
+                use one of its parameters.
         """
         # Set learning rate, stage and random keys of the step, all from its number alone, so that a resumed run repeats
         # them.
@@ -177,6 +178,11 @@ class TrainStep:
         with profiler_range("forward"):
             # Through DDP, not the backbone itself: its hooks exchange gradients while the backward pass runs.
             embedding_BD = self._network(*inputs, **keys)
+            if not embedding_BD.requires_grad:
+                raise ConfigError(
+                    "model.backbone: the network returns embeddings without a gradient, so it would not be trained; "
+                    "remove torch.no_grad and detach from its code"
+                )
         with profiler_range("head"):
             # A margin gets the batch of all ranks, and must draw the same on each.
             self._seed_torch(state, number)

@@ -80,7 +80,7 @@ class Margin:
         """Return the target cosines with the margin and their derivatives. Called once per micro-batch.
 
         Raises:
-            UsageError: the formula does not return one number for each sample.
+            UsageError: the formula does not return one number for each sample, or has no gradient.
         """
         if norm_G is None:
             return TargetCosine(*self._differentiated(lambda cos: self.target(cos, None), cos_G))
@@ -132,7 +132,10 @@ class Margin:
             leaves = [input_G.detach().clone().requires_grad_() for input_G in inputs_G]
             value_G = self._one_number_each(formula(*leaves), inputs_G[0])
             if not value_G.requires_grad:
-                return [value_G, *map(torch.zeros_like, inputs_G)]
+                raise UsageError(
+                    f"the margin {self.name} returns numbers without a gradient; compute them from its arguments by "
+                    "operations of torch, without torch.no_grad, detach or item"
+                )
             # Samples do not depend on each other: the derivative of the sum is that of each. Of a sum, and not with a
             # gradient of ones, for whose check torch would import its symbolic shapes: a second of CPU time.
             slopes = torch.autograd.grad(value_G.sum(), leaves, materialize_grads=True)

@@ -176,6 +176,11 @@ def test_an_own_margin_must_return_one_number_for_each_sample(function, found):
         make_margin(function).apply(torch.rand(5), None)
 
 
+def test_an_own_margin_without_a_gradient_is_refused():
+    with pytest.raises(UsageError, match="^the margin <lambda> returns numbers without a gradient; "):
+        make_margin(lambda cos: cos.detach() - 0.2).apply(torch.rand(5), None)
+
+
 def test_messages_name_a_module_by_its_class():
     class NoArgument(torch.nn.Module):
         def __call__(self):

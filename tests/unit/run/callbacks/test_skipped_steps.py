@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from facetrain.errors import DivergedError
+from facetrain.errors import ConfigError, DivergedError
 from facetrain.head.margins.function_margin import own_margin
 from facetrain.optim.loss_scale import LossScale
 from tests.unit.run.callbacks.helpers import CPU
@@ -63,3 +63,11 @@ def test_a_margin_whose_slope_is_not_finite_is_named(state, step, loader):
     ):
         for _ in range(3):
             step(state, batches)
+
+
+def test_a_network_whose_embeddings_have_no_gradient_is_refused(state, step, loader):
+    batches, *_ = loader
+    neck = state.backbone.neck
+    state.backbone.neck = lambda feature: neck(feature).detach()
+    with pytest.raises(ConfigError, match=r"model\.backbone: .*without a gradient"):
+        step(state, batches)
