@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -136,9 +135,9 @@ class TrainStep:
         }
         own = [part.head.margin.name for part in head_parts(state.head) if is_own(part.head.margin)]
         advice = (
-            f"write the margin {own[0]} so that its derivative is finite where its value is (torch.where passes on a "
-            "NaN of the branch that it does not take); if it is, "
-            if own and math.isfinite(loss) and not math.isfinite(norm)
+            f"write the margin {own[0]} so that its value and its derivative are finite for each cosine (torch.where "
+            "passes on a NaN of the branch that it does not take); if they are, "
+            if own
             else ""
         )
         raise DivergedError(

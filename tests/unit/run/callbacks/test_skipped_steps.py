@@ -55,12 +55,16 @@ def sharper(cos):
     return torch.where(cos > 0, cos**1.5, cos)
 
 
-def test_a_margin_whose_slope_is_not_finite_is_named(state, step, loader):
-    state.head.margin = own_margin(sharper, {}, {})
+def above_1(cos):
+    return torch.arccos(cos + 2)
+
+
+@pytest.mark.parametrize("margin", [sharper, above_1])
+def test_an_own_margin_whose_value_or_slope_is_not_finite_is_named(state, step, loader, margin):
+    state.head.margin = own_margin(margin, {}, {})
     batches, *_ = loader
-    with pytest.raises(
-        DivergedError, match=r"gradient norm nan.* write the margin sharper so that its derivative"
-    ):
+    message = f"gradient norm nan.* write the margin {margin.__name__} so that its value and its derivative"
+    with pytest.raises(DivergedError, match=message):
         for _ in range(3):
             step(state, batches)
 
