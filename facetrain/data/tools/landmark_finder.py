@@ -49,6 +49,7 @@ _LARGEST_MISFIT = 10.0
 _OTHER_ORDERS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "left and right, or x and y, exchanged": lambda points_N52: points_N52[:, MIRRORED_ORDER],
     "all x before all y": lambda points_N52: points_N52.reshape(-1, 2, 5).swapaxes(1, 2),
+    "each x before its y": lambda points_N52: points_N52.swapaxes(1, 2).reshape(-1, 5, 2),
 }
 """Orders of the ten numbers that other programs write. Read as ours, they are 14 to 23 pixels away on LFW."""
 
@@ -132,24 +133,32 @@ def read_landmark_table(path: Path) -> LandmarkTable:
     if not table:
         raise DataError(f"{path}: the file has no landmarks")
     table.in_fractions = all(points.max() <= _LARGEST_FRACTION for points in table.values())
-    _require_order(path, list(table.values()))
+    require_order(path, np.stack(list(table.values())), "lines `name,x1,y1,…,x5,y5` with")
     return table
 
 
-def _require_order(path: Path, points: list[np.ndarray]) -> None:
+def require_order(path: Path, points_N52: np.ndarray, form: str) -> None:
     """Check that no other order fits faces better: what is cut out would not be the faces, without an error.
 
+    Args:
+        path: the file of the points, for messages.
+        points_N52: landmarks, in pixels or fractions, (N, 5, 2); NaN for images without any.
+        form: how the file has them, for messages.
+
     Raises:
-        DataError: one does; the message names it.
+        DataError: another order does; the message names it.
     """
-    sample_N52 = np.stack(points[:: -(-len(points) // _SAMPLED_FACES)])
+    points_N52 = points_N52[~np.isnan(points_N52[:, 0, 0])]
+    if not len(points_N52):
+        return
+    sample_N52 = points_N52[:: -(-len(points_N52) // _SAMPLED_FACES)]
     given = _misfit(sample_N52)
     for name, reordered in _OTHER_ORDERS.items():
         other = _misfit(reordered(sample_N52))
         if other < _LARGEST_MISFIT and 2 * other < given:
             raise DataError(
-                f"{path}: its points are those of faces with {name}; write lines `name,x1,y1,…,x5,y5` with the left "
-                "eye, the right eye, the nose, and the left and the right corner of the mouth, as seen in the image"
+                f"{path}: its points are those of faces with {name}; write {form} the left eye, the right eye, the "
+                "nose, and the left and the right corner of the mouth, as seen in the image"
             )
 
 

@@ -21,6 +21,7 @@ from facetrain.data.tools.landmark_finder import (
     LandmarkFinder,
     aligned_face_landmarks,
     require_distinct_names,
+    require_order,
 )
 from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.data.tools.selection import Selection
@@ -65,13 +66,15 @@ def pack(
         progress: called after every image that is written.
 
     Raises:
-        DataError: the dataset cannot be read, no image is good, two images have one name in a list of landmarks, or
-            the output exists or cannot be written.
+        DataError: the dataset cannot be read, no image is good, two images have one name in a list of landmarks, the
+            landmarks of a list of photos are in another order, or the output exists or cannot be written.
         ImageError: an image cannot be read or has no landmarks, and `skip_bad` is false.
     """
     source = open_dataset(source_path, root=images)
     require_absent(output)  # now, because the search for faces can take hours
     require_distinct_names(landmarks, source.num_images, partial(image_name, source), source.location)
+    if landmarks is None and (listed_N52 := photo_landmarks(source)) is not None:
+        require_order(source_path, listed_N52, "`x1 … x5 y1 … y5` of")
     prepared = _PreparedImages(source, image_size, landmarks)
     skipped = list(skipped_files(source))
     numbers = np.arange(source.num_images)

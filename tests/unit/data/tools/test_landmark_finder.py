@@ -111,6 +111,16 @@ def test_landmarks_in_another_order_are_refused(tmp_path, written, order, scale)
         read_landmark_table(tmp_path / "wrong.csv")
 
 
+def test_the_landmarks_of_a_list_of_photos_in_another_order_are_refused(dataset, tmp_path):
+    for name, points in (("right", POINTS.T), ("wrong", POINTS)):
+        numbers = "\t".join(map(str, [0, 0, 240, 200, *points.reshape(-1)]))
+        faces = f"0\tann/1.png\t0\t{numbers}\n0\tbob/1.png\t1\t{numbers}\n1\tann/2.png\t0\n"
+        (dataset / f"{name}.lst").write_text(faces)
+    pack(dataset / "right.lst", tmp_path / "right")
+    with pytest.raises(DataError, match=r"wrong\.lst: .*each x before its y.*x1 … x5 y1"):
+        pack(dataset / "wrong.lst", tmp_path / "wrong")
+
+
 def test_packed_faces_are_aligned_to_the_template(dataset, tmp_path):
     listed = write_csv(tmp_path / "a.csv", NAMES)
     pack(dataset, tmp_path / "out", landmarks=listed)
