@@ -24,10 +24,10 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from facetrain.device.profiler_ranges import profiler_range
 from facetrain.distributed import collectives
+from facetrain.errors import UsageError
 from facetrain.head import softmax
 from facetrain.head.center_gradient import ParameterGradient, UnfinishedGradient
 from facetrain.head.class_centers import Rows, RowTable
@@ -191,11 +191,14 @@ class _CrossEntropy(torch.autograd.Function):
         return loss
 
     @staticmethod
-    @once_differentiable
-    @profiler_range("head")
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
+        # Not by torch's `once_differentiable`: it lets gradients pass as constants if `grad_loss` needs no gradient.
+        if torch.is_grad_enabled():
+            raise UsageError(
+                "the loss of the head has no second derivative: call backward without create_graph"
+            )
         # A training loop may call `backward` where autocast is on.
-        with without_autocast(grad_loss.device):
+        with profiler_range("head"), without_autocast(grad_loss.device):
             return _CrossEntropy._gradients(ctx, grad_loss)
 
     @staticmethod

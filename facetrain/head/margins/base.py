@@ -18,7 +18,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from facetrain.errors import UsageError
 from facetrain.own_parts import describe_result
@@ -167,7 +166,6 @@ class _Angle(torch.autograd.Function):
         return torch.arccos(cos)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (cos,) = ctx.saved_tensors
         return -grad / (1 - cos * cos).clamp_min(torch.finfo(cos.dtype).eps).sqrt()

@@ -245,6 +245,14 @@ def test_labels_in_floating_point_are_refused():
         small_head()(torch.randn(2, SIZE), torch.tensor([0.0, 1.0]))
 
 
+def test_a_second_derivative_is_refused():
+    # The loss gets no gradient of its own, so torch would take that of the embeddings for a constant.
+    embedding = torch.randn(2, SIZE, dtype=torch.float64, requires_grad=True)
+    loss = small_head()(embedding, torch.tensor([0, 1]))
+    with pytest.raises(UsageError, match="second derivative.*create_graph"):
+        torch.autograd.grad(loss, embedding, create_graph=True)
+
+
 def test_the_update_in_the_backward_pass_moves_the_centers_as_sgd_does():
     numbers = {"momentum": 0.9, "weight_decay": 0.01}
     head = small_head()
