@@ -145,6 +145,8 @@ def _other_inputs(folder: Path, skipped: Sequence[SkippedFile]) -> str:
     if lists:
         return f"if {lists[0]} lists images and their people, give {folder / lists[0]}"
     parts = list(dict.fromkeys(file.name.partition("/")[0] for file in skipped if file.kind == "nested"))
+    if len(parts) == 1:
+        return f"if the folders in {parts[0]} are the identities, give {folder / parts[0]}"
     if len(parts) > 1:  # such as 0 to 9 of WebFace42M
         return (
             f"if {listed(parts)} have identities each, give a mixture of them, a .yaml file with the line `datasets:` "

@@ -95,6 +95,16 @@ def test_folders_of_folders_of_identities_are_refused_with_a_mixture_that_opens(
     assert open_dataset(tmp_path / "all.yaml").num_classes == 4
 
 
+def test_the_folder_above_the_identities_is_refused_with_the_folder_to_give(tmp_path):
+    for person in "ab":
+        (tmp_path / "lfw" / "lfw" / person).mkdir(parents=True)
+        (tmp_path / "lfw" / "lfw" / person / "1.png").write_bytes(encoded_image(ord(person)))
+    with pytest.raises(
+        DataError, match=f"if the folders in lfw are the identities, give {tmp_path}/lfw/lfw$"
+    ):
+        open_dataset(tmp_path / "lfw")
+
+
 def test_a_zip_archive_is_refused_with_the_command_that_unpacks_it(tmp_path):
     (tmp_path / "my faces.ZIP").write_bytes(b"PK")
     with pytest.raises(DataError, match=r"unzip '.*/my faces\.ZIP'"):
