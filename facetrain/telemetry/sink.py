@@ -75,9 +75,8 @@ class Sinks:
         except Exception as error:  # a server that does not answer must not end a run that restarts
             if isinstance(error, TypeError) and not line_of(error):
                 raise ConfigError(f"log.sinks: {name}: {error}; see its options") from error
-            reason = error_reason(error)
             self.faults.append(
-                f"log.sinks: {name} cannot be opened ({reason}); it gets no metrics until a resume"
+                f"log.sinks: {name} cannot be opened ({_reason(error)}); it gets no metrics until a resume"
             )
 
     def write(self, step: int, values: dict[str, Any]) -> None:
@@ -105,4 +104,10 @@ class Sinks:
 
 
 def _warn_of_failed(sink: str, error: Exception) -> None:
-    warn(f"log.sinks: {sink} failed ({error_reason(error)}); it gets no more metrics until a resume")
+    warn(f"log.sinks: {sink} failed ({_reason(error)}); it gets no more metrics until a resume")
+
+
+def _reason(error: Exception) -> str:
+    """Return why a sink failed: of code of one's own with its line, because no traceback is printed."""
+    reason, line = error_reason(error), line_of(error)
+    return f"{line}: {type(error).__name__}: {reason}" if line else reason

@@ -258,7 +258,8 @@ def test_a_type_error_of_a_part_is_not_taken_for_wrong_options(tmp_path, monkeyp
         assert own_parts.line_of(raised.value) == f"{tmp_path}/part_with_a_bug.py:{line}"
     # As any other error of a sink, it does not end the run.
     sinks = Sinks([OwnPart(type="part_with_a_bug:sink")], LoggedRun(tmp_path, "id", {}))
-    assert "part_with_a_bug:sink cannot be opened" in sinks.faults[0]
+    place = f"{tmp_path}/part_with_a_bug.py:16: TypeError: "
+    assert f"part_with_a_bug:sink cannot be opened ({place}" in sinks.faults[0]
 
 
 def test_a_file_that_has_changed_since_its_import_is_refused_until_it_is_loaded_again(tmp_path, monkeypatch):
