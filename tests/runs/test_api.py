@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from facetrain.data.synthetic.dataset_writer import write_synthetic
+from facetrain.data.synthetic.drawing import draw_jpeg
 from facetrain.data.synthetic.options import SyntheticFaces
 from tests.support.command import ROOT, environment
 
@@ -80,3 +81,32 @@ def test_the_example_notebook_runs_in_a_kernel(tmp_path, monkeypatch):
     text = json.dumps([cell.get("outputs", []) for cell in notebook.cells])
     assert "(16, 128)" in text and "bacth_size is not a key" in text
     assert Path(tmp_path / "runs" / "notebook" / "model.safetensors").is_file()
+
+
+def documented_python(page, heading, end):
+    """Return the indented code between two texts of a page."""
+    section = (ROOT / page).read_text().partition(f"{heading}\n")[2].partition(end)[0]
+    return "\n".join(line[4:] for line in section.splitlines() if line.startswith("    ") or not line)
+
+
+@pytest.mark.slow
+def test_the_first_python_of_the_readme_and_of_the_page_of_the_api_runs(tmp_path):
+    faces = SyntheticFaces(
+        identities=40, images_per_identity=4, eval_identities=10, eval_pairs=20, image_size=48
+    )
+    write_synthetic(tmp_path / "data" / "quickstart", faces, workers=1)
+    (tmp_path / "faces").mkdir()
+    for place in ("a.jpg", "b.jpg", "faces/c.jpg"):
+        (tmp_path / place).write_bytes(draw_jpeg(0, 1, len(place), 48))
+    readme = documented_python("README.md", "## In Python", "\n## ")
+    page = documented_python("docs/api.md", "# Python API", "\n[The notebook]")
+    (tmp_path / "program.py").write_text(
+        f"{readme}\n{page}\n"
+        "print(tuple(embedding_ND.shape), quality_N.shape, loss.ndim, image.shape, image.dtype, type(label))\n"
+    )
+    process = subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.endswith("(1, 128) (1,) 0 (48, 48, 3) uint8 <class 'int'>\n"), process.stdout
