@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from facetrain.errors import FacetrainError
 from facetrain.files import error_reason, read_regular_text, write_atomically
 from facetrain.remote.address import public
 from facetrain.run.folder.lock_file import is_locked
@@ -98,8 +99,10 @@ def _reason(error: BaseException) -> str:
         return f"ended by {signal.SIGINT.name}"
     if isinstance(error, SystemExit) and error.code in EXIT_CODES_OF_SIGNALS:
         return f"ended by {signal.Signals(int(error.code) - 128).name}"
+    # The text of other exceptions may be a key alone.
+    kind = "" if isinstance(error, (FacetrainError, OSError)) else f"{type(error).__name__}: "
     # A path in it may have bytes that are not UTF-8, which JSON cannot hold.
-    return public(error_reason(error))
+    return public(kind + error_reason(error))
 
 
 def _write(folder: Path, state: RunState) -> None:

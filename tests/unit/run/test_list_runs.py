@@ -50,7 +50,7 @@ def train_as(folder, outcome):
 
     lock = RunLock(folder)
     lock.acquire()
-    with suppress(DivergedError, RunError, KeyboardInterrupt, SystemExit):
+    with suppress(DivergedError, RunError, KeyError, KeyboardInterrupt, SystemExit):
         train_recorded(folder, START, 40, train)
     lock.release()
 
@@ -70,7 +70,8 @@ def test_a_saved_step_counts_that_a_killed_run_has_not_reported(tmp_path):
         (DivergedError("the loss is nan", {}), "failed", "the loss is nan"),
         (KeyboardInterrupt(), "failed", "ended by SIGINT"),
         (SystemExit(143), "failed", "ended by SIGTERM"),
-        (SystemExit(255), "failed", "255"),
+        (SystemExit(255), "failed", "SystemExit: 255"),
+        (KeyError("glasses"), "failed", "KeyError: 'glasses'"),
         (DivergedError("https://ann:hunter2@host/x?sig=hunter3", {}), "failed", "https://host/x"),
     ],
 )
