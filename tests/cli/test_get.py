@@ -46,11 +46,12 @@ def test_without_a_name_it_lists_the_catalog_with_sizes_terms_and_states():
     assert "give the name" in str(refusal("get", "--output", "copy"))
 
 
-def test_a_model_of_the_hub_is_its_only_model_file_at_a_commit(hub, run, tmp_path):
+def test_a_model_of_the_hub_is_its_model_file_at_a_commit(hub, run, tmp_path):
     weights = bytes(range(200))
     hub.repositories["models/org/face"] = {
         "README.md": b"text",
         "model.safetensors": weights,
+        "model.onnx": b"x",
         "a.py": b"evil()",
     }
     hub.cards["models/org/face"] = {"license": "mit"}
@@ -75,7 +76,7 @@ def test_a_model_of_the_hub_is_its_only_model_file_at_a_commit(hub, run, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_dataset_of_the_hub_is_a_folder(hub, run, tmp_path):
+def test_a_dataset_of_the_hub_is_a_folder_and_so_is_a_folder_of_a_model(hub, run, tmp_path):
     hub.repositories["datasets/org/set"] = {"train.rec": b"r" * 500, "one/lfw.bin": b"l"}
     assert run("get", "hf://datasets/org/set", "--output", tmp_path / "set")[0] == 0
     assert {path.name: path.read_bytes() for path in (tmp_path / "set").rglob("*") if path.is_file()} == {
@@ -84,6 +85,9 @@ def test_a_dataset_of_the_hub_is_a_folder(hub, run, tmp_path):
     }
     code, output, _ = run("get", "hf://datasets/org/set/one")
     assert code == 0 and output.strip().endswith("/one")
+    hub.repositories["models/org/face"] = {"one/a.onnx": b"a", "one/b.txt": b"b"}
+    code, output, _ = run("get", "hf://org/face/one@refs/pr/1")
+    assert code == 0 and {path.name for path in Path(output.strip()).iterdir()} == {"a.onnx", "b.txt"}
 
 
 @pytest.mark.slow
@@ -127,7 +131,7 @@ def test_a_name_that_cannot_be_had_is_one_line(hub, run, name, message):
 
 
 def test_the_token_is_sent_and_never_shown(hub, run, tmp_path):
-    hub.repositories["models/org/face"] = {"a.onnx": b"x" * 300}
+    hub.repositories["models/org/face"] = {"a.onnx": b"x" * 300, "older/a.onnx": b"y"}
     code, output, error = run("get", "hf://org/face", "--debug", HF_TOKEN="hf_planted")
     assert code == 0 and "Bearer hf_planted" in hub.tokens
     _, more, errors = run("get", "hf://org/none", "--debug", HF_TOKEN="hf_planted")
@@ -142,10 +146,12 @@ def test_a_model_is_pushed_with_its_card_and_terms_and_read_by_its_name(hub, run
     arguments = ["export", model, "--format", "safetensors", "--output", output, "--push", "hf://org/new"]
     # huggingface_hub uploads by another protocol, Xet, otherwise, and asks no other server whether it has that.
     given = {"HF_TOKEN": "hf_planted", "HF_HUB_DISABLE_XET": "1"}
-    code, text, error = run(*arguments, "--license", "cc-by-nc-4.0", **given)
-    assert code == 0, error
-    assert f"pushed with its model card: hf://org/new@{hub.commit('models/org/new')}" in text
-    assert "planted" not in text + error and set(hub.tokens) == {"Bearer hf_planted"}
+    for visibility in (["--private"], []):  # of a new repository, and again to the same one
+        code, text, error = run(*arguments, "--license", "cc-by-nc-4.0", *visibility, **given)
+        assert code == 0, error
+        assert f"pushed with its model card: hf://org/new@{hub.commit('models/org/new')}" in text
+        assert "planted" not in text + error and set(hub.tokens) == {"Bearer hf_planted"}
+    assert hub.private == {"models/org/new"}
     files = hub.repositories["models/org/new"]
     assert files.keys() == {"o.safetensors", "README.md"} and files["o.safetensors"] == output.read_bytes()
     front, _, card = files["README.md"].decode().partition("---\n\n")

@@ -11,11 +11,14 @@ from tests.support.web_server import serving
 
 
 class HubServer:
-    """Repositories with one revision `main` each: {kind/org/repo: {file: content}}, kind is models or datasets."""
+    """Repositories with one revision each, which is `main` and `refs/pr/1`: {kind/org/repo: {file: content}}, kind is
+    models or datasets."""
 
     def __init__(self):
         self.address = ""
         self.repositories = {}
+        self.private = set()
+        """Names of the repositories that were created as private ones."""
         self.cards = {}
         """Card data of a repository, such as {"license": "mit"}."""
         self.large = 100
@@ -107,8 +110,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def create(self, request):
         name = f"{request.get('organization') or 'me'}/{request['name']}"
+        is_new = f"models/{name}" not in self.hub.repositories
         self.hub.repositories.setdefault(f"models/{name}", {})
-        self.send({"url": f"{self.hub.address}/{name}", "name": name})
+        if is_new and (request.get("private") or request.get("visibility") == "private"):
+            self.hub.private.add(f"models/{name}")
+        self.send({"url": f"{self.hub.address}/{name}", "name": name}, 200 if is_new else 409)
 
     def send_upload_addresses(self, body):
         objects = [
@@ -157,7 +163,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def send_repository(self, name, revision):
         commit = self.hub.commit(name)
-        if revision and revision[0] not in ("main", commit):
+        if revision and "/".join(revision) not in ("main", "refs/pr/1", commit):
             self.send({"error": "Invalid rev id"}, 404, X_Error_Code="RevisionNotFound")
             return
         found = {"id": name.partition("/")[2], "sha": commit, "private": False, "siblings": []}
