@@ -1,3 +1,4 @@
+import asyncio
 import errno
 import hashlib
 import json
@@ -8,11 +9,12 @@ import sys
 from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from facetrain.errors import DataError, RunError, UsageError
-from facetrain.remote import download, filesystem, ranges
+from facetrain.remote import download, filesystem, ranges, web_filesystem
 from facetrain.remote.download import fetch, is_name, local_path, pinned
 from facetrain.remote.listing import list_files
 
@@ -52,6 +54,7 @@ def test_a_file_is_downloaded_once_and_looked_for_again(web_server, url):
     assert path.name == "a.onnx" and path.read_bytes() == CONTENT
     assert reports == [(done, 5120) for done in (0, 1000, 3000, 5000, 5120)]
     assert lines == [f"{url}: 0.01 MB; terms: unknown, see its publisher"]
+    assert {each["Accept-Encoding"] for each in web_server.headers} == {"identity"}
     web_server.requests.clear()
     assert fetch(url, say=lines.append)[0] == path
     assert web_server.requests == [("HEAD", "/models/a.onnx", "")] and len(lines) == 1
@@ -110,18 +113,20 @@ def cut(web_server, url):
 
 @pytest.mark.parametrize("takes_ranges", [True, False])
 def test_a_cut_download_leaves_no_file_and_continues(web_server, url, tmp_path, takes_ranges):
-    web_server.takes_ranges = takes_ranges
-    if takes_ranges:
-        cut(web_server, url)
-    else:
-        web_server.cut_after = 500
-        with pytest.raises(DataError):
-            local_path(url)
-        web_server.cut_after = None
+    cut(web_server, url)
     assert all(".partial" in str(path) for path in files_in_cache(tmp_path))
+    web_server.takes_ranges = takes_ranges
     assert local_path(url).read_bytes() == CONTENT
-    if takes_ranges:
-        assert asked(web_server)[0] == "bytes=3000-3999"
+    assert asked(web_server)[0] == "bytes=3000-3999"
+
+
+def test_a_server_without_ranges_may_have_files_up_to_a_size(web_server, url, monkeypatch):
+    web_server.takes_ranges = False
+    monkeypatch.setattr(web_filesystem, "_MOST_WHOLE_BYTES", len(CONTENT) - 1)
+    with pytest.raises(DataError, match="sends no parts of a file"):
+        local_path(url)
+    monkeypatch.setattr(web_filesystem, "_MOST_WHOLE_BYTES", len(CONTENT))
+    assert local_path(url).read_bytes() == CONTENT
 
 
 def test_a_rest_is_not_continued_if_the_file_has_changed_but_removed(web_server, url, tmp_path):
@@ -192,6 +197,7 @@ LIES = {
     "a range without its place": lambda content, first, last: (206, None, content[first : last + 1]),
     "a part as the whole": lambda content, first, last: (200, None, content[: last - first + 1]),
     "more than the whole": lambda content, first, last: (200, None, content + b"x"),
+    "an error with the whole": lambda content, first, last: (500, None, content),
 }  # fmt: skip
 
 
@@ -229,6 +235,21 @@ def test_a_redirect_is_checked_before_it_is_followed(web_server, url):
     assert local_path(f"{web_server.address}/here").read_bytes() == CONTENT
     with pytest.raises(UsageError, match="facetrain.invalid"):
         local_path(f"{web_server.address}/away")
+
+
+def test_a_redirect_does_not_leave_an_encrypted_connection():
+    answer = SimpleNamespace(headers={"Location": "http://localhost/a"})
+    hop = SimpleNamespace(url="https://host/a", response=answer)
+    with pytest.raises(DataError, match="http://localhost/a, which is not encrypted"):
+        asyncio.run(web_filesystem._check_redirect(None, None, hop))
+
+
+def test_a_proxy_of_the_environment_is_asked(web_server, monkeypatch):
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("http_proxy", web_server.address)
+    web_server.files["http://localhost:1/a.onnx"] = CONTENT
+    assert local_path("http://localhost:1/a.onnx").read_bytes() == CONTENT
 
 
 def flip(path):
@@ -354,16 +375,17 @@ def test_files_of_objects_and_of_a_run_are_downloaded_without_its_checkpoints(ob
 
 def test_the_keys_of_folders_that_the_console_of_a_store_has_made_are_no_files(object_store):
     store, _ = filesystem.open_filesystem("s3://bucket")
-    for key in ("set/", "set/ann/", "set/ann/1.jpg"):
+    for key in ("set/", "set/ann/", "set/ann/1..jpg"):
         store.call_s3("put_object", Bucket="bucket", Key=key, Body=b"")
     folder = local_path("s3://bucket/set")
-    assert [path.relative_to(folder).as_posix() for path in folder.rglob("*")] == ["ann", "ann/1.jpg"]
+    assert [path.relative_to(folder).as_posix() for path in folder.rglob("*")] == ["ann", "ann/1..jpg"]
 
 
-def test_names_of_a_store_stay_in_the_folder(object_store, tmp_path):
+@pytest.mark.parametrize("name", ["../../../../evil", "{folder}/evil"], ids=["relative", "absolute"])
+def test_names_of_a_store_stay_in_the_folder(object_store, tmp_path, name):
     store, _ = filesystem.open_filesystem("s3://bucket")
-    store.pipe_file("bucket/set/../../../../evil", b"x")
-    with pytest.raises(DataError, match=r"s3://bucket/set.*evil"):
+    store.pipe_file(f"bucket/set/{name.format(folder=tmp_path)}", b"x")
+    with pytest.raises(DataError, match="s3://bucket/set: .* leads out of the folder"):
         local_path("s3://bucket/set")
     assert not list(tmp_path.rglob("evil"))
 
