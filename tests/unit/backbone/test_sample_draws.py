@@ -5,9 +5,9 @@ from functools import partial
 import pytest
 import torch
 
-from facetrain.backbone.keypoint_vit import KeypointVisionTransformer
+from facetrain.backbone.keypoint_vit import BUCKETS, KeypointBlock, KeypointVisionTransformer
 from facetrain.backbone.sample_draws import drop_path_scales, dropout
-from facetrain.backbone.vit import VisionTransformer
+from facetrain.backbone.vit import Block, VisionTransformer
 from facetrain.backbone.zoo import build_backbone
 from facetrain.data.images.augment import Augment
 
@@ -78,3 +78,13 @@ def test_branches_are_dropped_with_a_probability_that_grows_to_the_last_block():
         assert ((block == 0).double().mean(1) - probability).abs().max() < 0.015
     dropped = (scale[1:] == 0).flatten(0, 1).double()
     assert (torch.corrcoef(dropped) - torch.eye(4)).abs().max() < 0.03, "each branch is drawn by itself"
+
+
+@pytest.mark.parametrize("block", [Block, KeypointBlock])
+def test_each_branch_of_a_block_has_its_own_factor(block):
+    net, x = block(8, heads=2, mlp_ratio=2), torch.randn(3, 4, 8)
+    of_landmarks = torch.randn(3, 4, 11), torch.randn(2, BUCKETS, 11), torch.randint(BUCKETS, (4, 4))
+    more = of_landmarks if block is KeypointBlock else ()
+    branches = net.attn(net.norm1(x), *more), net.mlp(net.norm2(x))
+    for branch, scale in zip(branches, torch.eye(2), strict=True):
+        torch.testing.assert_close(net(x, *more, scale[:, None].expand(2, 3)), x + branch)

@@ -118,6 +118,7 @@ def test_a_skipped_step_and_a_weight_without_gradient_change_nothing():
             {"blocks.0.attn.qkv.weight", "blocks.0.mlp.fc1.weight"},
             {"pos_embed", "blocks.0.norm1.weight"},
         ),
+        ("vit_s_kprpe", {"keypoint_linear.weight"}, {"keypoint_linear.bias"}),
     ],
 )
 def test_the_hidden_weights_are_those_of_layers_before_the_last_whose_channels_all_mix(name, hidden, others):
