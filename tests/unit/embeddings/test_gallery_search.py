@@ -75,17 +75,18 @@ def test_a_part_of_a_gallery_is_searched_as_if_the_other_entries_were_not_there(
     np.testing.assert_allclose(found.cosine_QK, cosine, atol=1e-11)
 
 
-@pytest.mark.parametrize("copies", [40, 300])
+@pytest.mark.parametrize("copies", [9, 40, 300])
 def test_copies_of_a_face_are_found_in_the_order_of_their_rows(monkeypatch, copies):
     monkeypatch.setattr(embedding_files, "BLOCK_BYTES", 700 * 4 * SIZE)
     random = np.random.default_rng(0)
     gallery = random.normal(size=(1000, SIZE)).astype(np.float32)
     gallery[500 : 500 + copies] = gallery[5]
+    gallery[4] = gallery[5] + 0.1 * random.normal(size=SIZE)
     gallery[850:900] = gallery[6] * (1 + 1e-7 * random.normal(size=(50, SIZE)))
-    probe = gallery[[5, 6, 7]]
+    probe = gallery[[4, 5, 6, 7]]
     found = search_gallery(stored(probe, "probes.npz"), stored(gallery), 3)
     row, cosine = reference(probe, gallery, 3)
-    assert found.row_QK[[0, 2]].tolist() == row[[0, 2]].tolist()
+    assert found.row_QK[[0, 1, 3]].tolist() == row[[0, 1, 3]].tolist() and row[0].tolist() == [4, 5, 500]
     np.testing.assert_allclose(found.cosine_QK, cosine, atol=1e-12)
 
 
