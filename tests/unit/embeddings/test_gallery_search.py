@@ -78,6 +78,7 @@ def test_a_part_of_a_gallery_is_searched_as_if_the_other_entries_were_not_there(
 @pytest.mark.parametrize("copies", [9, 40, 300])
 def test_copies_of_a_face_are_found_in_the_order_of_their_rows(monkeypatch, copies):
     monkeypatch.setattr(embedding_files, "BLOCK_BYTES", 700 * 4 * SIZE)
+    monkeypatch.setattr(gallery_search, "_PROBES_AT_ONCE", 2)
     random = np.random.default_rng(0)
     gallery = random.normal(size=(1000, SIZE)).astype(np.float32)
     gallery[500 : 500 + copies] = gallery[5]

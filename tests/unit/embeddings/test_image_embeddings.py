@@ -235,14 +235,15 @@ def test_embeddings_that_the_network_normalizes_have_no_quality(flip):
         np.testing.assert_allclose(np.linalg.norm(unit_ND, axis=1), 1, rtol=1e-6)
 
 
-def test_an_embedding_that_is_not_finite_is_named_by_its_image_after_images_that_are_left_out():
+@pytest.mark.parametrize("number", [np.nan, 0.0])
+def test_an_embedding_that_is_not_finite_or_zero_is_named_by_its_image_after_images_that_are_left_out(number):
     images = [encoded_image(n) for n in range(7)]
     images[0] = images[4] = b"damaged"
     images[5] = encode_png(np.full((16, 16, 3), 255, np.uint8))
 
     def network(image_BCHW):
         mean_BC = image_BCHW.float().mean((2, 3))
-        return mean_BC.masked_fill(mean_BC > 0.99, torch.nan)
+        return mean_BC.masked_fill(mean_BC > 0.99, number)
 
     embedder = ImageEmbedder(network, 16, 3, CPU)
     with pytest.raises(ModelError, match="the embedding of image 5 is"):

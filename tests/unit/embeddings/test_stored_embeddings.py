@@ -80,6 +80,7 @@ NOT_FINITE = r"e\.npz: row 1 \(b\) has numbers that are not finite"
     [
         (np.ones((0, 4)), np.empty(0, "U1"), np.zeros(0, int), "has no embeddings"),
         (np.ones((3, 4)), ["a"], [0, 1, 2], "expected one name"),
+        (np.ones((3, 4)), ["a"] * 3, [0, 1], "expected one name"),
         (np.ones(3), ["a"] * 3, [0, 1, 2], "expected one name"),
         (np.array([["x"]]), ["a"], [0], "one row of numbers"),
         (ONE, ["a"], [0.5], "labels that are whole numbers"),
@@ -99,14 +100,20 @@ def test_columns_that_do_not_fit_are_refused_in_one_line(tmp_path, embedding, na
 
 
 @pytest.mark.parametrize(
-    ("rows", "message"), [([], "no embeddings"), ([[1.0], [1.0, 2.0, 3.0]], "of different sizes")]
+    ("rows", "names", "message"),
+    [
+        ([], [], "no embeddings"),
+        ([[1.0], [1.0, 2.0, 3.0]], ["a", "b"], "of different sizes"),
+        ([[1.0, 2.0, 3.0], None, [4.0, 5.0, 6.0]], ["a", "b", "c"], "without an embedding"),
+        ([[1.0], [2.0]], ["a", None], "1 rows have no name"),
+    ],
 )
-def test_rows_of_parquet_that_do_not_fit_are_refused(tmp_path, rows, message):
+def test_rows_of_parquet_that_do_not_fit_are_refused(tmp_path, rows, names, message):
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     columns = {
         "embedding": pa.array(rows, pa.list_(pa.float32()) if rows else pa.list_(pa.float32(), 4)),
-        "name": pa.array(["a", "b"][: len(rows)], pa.string()),
-        "label": pa.array([0, 1][: len(rows)], pa.int64()),
+        "name": pa.array(names, pa.string()),
+        "label": pa.array(range(len(rows)), pa.int64()),
     }
     pq.write_table(pa.table(columns), tmp_path / "e.parquet")
     for read in (open_embeddings, load_rows):
