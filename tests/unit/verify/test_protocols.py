@@ -1,10 +1,12 @@
 """Sets of pairs and TinyFace on small sets in the official layouts, and what holds for the protocols of all sets."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import cv2
 import numpy as np
 import pytest
+import torch
 
 from facetrain.data.formats.bin import write_bin
 from facetrain.errors import ModelError, PairsError
@@ -31,6 +33,24 @@ def test_a_set_in_the_current_folder_has_the_name_of_the_folder(tmp_path, monkey
     assert open_set(".", tmp_path).name == "some"
     monkeypatch.chdir(next(path for path in folder.iterdir() if path.is_dir()))
     assert open_set("..", tmp_path).name == "some"
+
+
+@pytest.mark.parametrize("flip", [False, True])
+@pytest.mark.parametrize("write", [write_ijb, write_tinyface])
+def test_the_mirror_images_of_all_images_or_of_none_are_embedded(tmp_path, write, flip):
+    write(tmp_path / "set")
+    seen = []
+
+    def network(image_BCHW):
+        seen.append(image_BCHW)
+        return image_BCHW.mean((2, 3))
+
+    options = EvaluationOptions(bootstrap=0, flip=flip)
+    evaluate_set(open_set("set", tmp_path), replace(embedder(), network=network), options)
+    if flip:
+        assert all(torch.equal(one.flip(3), other) for one, other in zip(seen[::2], seen[1::2], strict=True))
+    else:
+        assert not any(torch.equal(one.flip(3), other) for one, other in pairwise(seen))
 
 
 def test_hidden_files_are_no_images_of_a_set(tmp_path):
