@@ -59,18 +59,18 @@ def test_thresholds_and_rates_are_those_of_all_pairs():
         assert (one.impostors, one.subjects) == (len(impostor), 60)
 
 
-def test_the_interval_of_the_false_match_rate_is_that_of_every_accepted_pair_in_every_draw():
-    unit, label = faces(np.random.default_rng(3), 30)
+def test_the_intervals_are_those_of_the_rates_of_all_pairs_in_every_draw():
+    unit, label = faces(np.random.default_rng(3), 30, spread=1.0)
     (found,) = calibrate(unit, label, [0.05], data="faces", draws=Draws(40))
     first, second = np.triu_indices(len(unit), 1)
-    is_impostor = label[first] != label[second]
-    first, second = first[is_impostor], second[is_impostor]
-    is_accepted = (unit @ unit.T)[first, second] >= found.cosine
-    rates = []
+    is_accepted, same = (unit @ unit.T)[first, second] >= found.cosine, label[first] == label[second]
+    fmr, fnmr = [], []
     for drawn in next(draw_subjects(30, 40, pairs=30)).astype(np.int64):
-        weight = drawn[label[first]] * drawn[label[second]]
-        rates.append(weight[is_accepted].sum() / weight.sum())
-    assert found.fmr_interval == interval(np.array(rates), 30, is_accepted.mean())
+        weight = drawn[label[first]] * np.where(same, 1, drawn[label[second]])
+        fmr.append(weight[~same & is_accepted].sum() / weight[~same].sum())
+        fnmr.append(weight[same & ~is_accepted].sum() / weight[same].sum())
+    assert found.fmr_interval == interval(np.array(fmr), 30, is_accepted[~same].mean())
+    assert found.fnmr_interval == interval(np.array(fnmr), 30, 1 - is_accepted[same].mean())
 
 
 def test_the_promised_rate_is_inside_the_interval_that_other_people_give():
@@ -93,6 +93,20 @@ def test_equal_scores_are_accepted_together_or_not_at_all():
     assert one.cosine > 1 and one.fnmr is None and one.fnmr_interval is None
     (one,) = calibrate(unit, range(6), [3 / 15], data="x", draws=Draws(10))
     assert one.cosine == 1
+    # With a genuine pair of the same cosine, which is accepted too.
+    (one,) = calibrate(unit[[*range(6), 5]], [*range(6), 5], [3 / 20], data="x", draws=Draws(10))
+    assert (one.cosine, one.fnmr) == (1, 0)
+
+
+def test_the_images_of_a_person_may_lie_apart():
+    unit, label = faces(np.random.default_rng(0), 30)
+    apart = np.arange(len(label)).reshape(30, -1).T.ravel()
+    one, other = (
+        calibrate(unit[order], label[order], [0.01], data="x", draws=Draws(40))[0]
+        for order in (np.arange(len(label)), apart)
+    )
+    assert one.fnmr > 0 and (one.fnmr, one.fnmr_interval) == (other.fnmr, other.fnmr_interval)
+    assert one.fmr_interval == pytest.approx(other.fmr_interval)
 
 
 def test_the_interval_of_the_fnmr_rests_on_the_people_with_two_images():
@@ -160,11 +174,12 @@ def test_stored_thresholds_are_read_and_picked_by_their_rate():
     # 1e-3 rejects half of the pairs of one person, 1e-2 does not.
     strict = [replace(stored[0], fnmr=0.4), replace(stored[1], fnmr=0.5)]
     assert pick_threshold(strict, None, Path("m")).fmr == 1e-2
-    assert pick_threshold(strict[1:], None, Path("m")).fmr == 1e-3
+    loose = [replace(stored[0], fmr=0.1, fnmr=0.6), *(replace(each, fnmr=0.7) for each in stored)]
+    assert pick_threshold(loose, None, Path("m")).fmr == 0.1
     unknown = [replace(each, fnmr=None, fnmr_interval=None) for each in stored]
     assert pick_threshold(unknown, None, Path("m")).fmr == 1e-3
-    with pytest.raises(UsageError, match=r"FMR of 0\.5.*0\.01, 0\.001"):
-        pick_threshold(stored, 0.5, Path("m"))
+    with pytest.raises(UsageError, match=r"FMR of 0\.011.*0\.01, 0\.001"):
+        pick_threshold(stored, 0.011, Path("m"))
     with pytest.raises(UsageError, match="facetrain calibrate"):
         pick_threshold([], 0.5, Path("m"))
     for damage in ({"thresholds": [{"fmr": 1}]}, {"thresholds": 3}, {"thresholds": [None]}):

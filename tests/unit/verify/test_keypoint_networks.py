@@ -161,6 +161,21 @@ def test_the_landmarks_of_ijb_are_aligned_with_its_faces(tmp_path):
     np.testing.assert_allclose(lists.aligned_landmarks[0], NORMALIZED_TEMPLATE, atol=1e-6)
 
 
+def test_the_images_of_ijb_are_embedded_with_their_landmarks(tmp_path):
+    write_ijb(tmp_path)
+    target, seen = open_ijb(tmp_path, "ijbc"), []
+    shift = np.random.default_rng(0).normal(size=target.landmarks.shape)
+    target = replace(target, landmarks=(target.landmarks + shift).astype(np.float32))
+
+    def network(image_BCHW, landmarks_B52):
+        seen.extend(landmarks_B52)
+        return image_BCHW.mean((2, 3))
+
+    network.takes_landmarks = True
+    evaluate_set(target, ImageEmbedder(network, 32, 5, CPU), EvaluationOptions(bootstrap=0, flip=False))
+    np.testing.assert_allclose(seen, target.aligned_landmarks, atol=1e-6)
+
+
 @pytest.mark.slow
 def test_onnx_takes_landmarks_as_a_second_input(network, opened, landmarks, tmp_path):
     path = tmp_path / "model.onnx"
