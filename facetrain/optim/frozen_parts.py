@@ -24,7 +24,7 @@ def freeze(module: nn.Module, prefixes: Collection[str], *, train_batch_norm: bo
         train_batch_norm: False: all batch norms are frozen, with their weights and biases.
 
     Raises:
-        ConfigError: no parameter's name starts with a prefix, or no parameter is left to train.
+        ConfigError: no parameter's name starts with a prefix, or there is no parameter to train.
     """
     require_prefixes(module, prefixes, "model.freeze")
     for name, parameter in module.named_parameters():
@@ -37,6 +37,8 @@ def freeze(module: nn.Module, prefixes: Collection[str], *, train_batch_norm: bo
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise ConfigError(
             "model.freeze: excludes every parameter of the backbone; leave at least one to train"
+            if prefixes or not train_batch_norm
+            else "model.backbone: the network has no parameter to train"
         )
 
 

@@ -145,8 +145,8 @@ def choose_rate(rates: Sequence[float], losses: Sequence[float]) -> float | None
     if len(finite) < _FEWEST_STEPS:
         raise ConfigError(
             f"--lr find: the loss was not finite at a learning rate of {rates[len(finite)]:.2g}, in step "
-            f"{len(finite) + 1}; set train.precision to fp32, check the images with `facetrain data check`, or give "
-            "--lr a number"
+            f"{len(finite) + 1}; set train.precision to fp32 if it is not, check the images with `facetrain data "
+            "check`, or give --lr a number"
         )
     # Centered, so that the smallest value stays at its rate; the first and last rates have no mean.
     smoothed = np.convolve(finite, np.full(_WINDOW, 1 / _WINDOW), "valid")

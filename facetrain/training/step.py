@@ -143,8 +143,8 @@ class TrainStep:
         raise DivergedError(
             f"the loss or the gradient was not finite in {skipped} consecutive steps, the last of them step "
             f"{self._number} (loss {loss:g}, gradient norm {norm:g}; diverged.json lists its images); {advice}"
-            "lower optim.lr, raise optim.warmup_epochs or set train.precision to fp32, and resume from the last "
-            "checkpoint",
+            "lower optim.lr, raise optim.warmup_epochs or set train.precision to fp32 if it is not, and resume from "
+            "the last checkpoint",
             report,
         )
 

@@ -63,6 +63,11 @@ def test_every_kind_of_batch_norm_is_frozen():
     assert not any(norm.training or norm.weight.requires_grad for norm in norms)
 
 
+def test_a_network_without_parameters_is_refused_without_a_key_that_nobody_has_set():
+    with pytest.raises(ConfigError, match=r"^model\.backbone: the network has no parameter"):
+        freeze(torch.nn.Flatten(), [])
+
+
 def test_statistics_of_frozen_norms_are_not_averaged_over_the_ranks(network, monkeypatch):
     freeze(network, ["layer1"])
     averaged = []
