@@ -36,8 +36,8 @@ def test_the_groups_beside_a_set_are_its_slices_unless_a_table_is_given(model, t
     groups = ["group", *"a" * PAIRS, *"b" * (PAIRS - 1), "a"]
     (tmp_path / "rfw.groups.csv").write_text("\n".join(groups) + "\n")
 
-    def groups_of(slices=None):
-        options = {"options": WITHOUT_INTERVALS, "inference": CPU, "slices": slices}
+    def groups_of(slices=None, **more):
+        options = {"options": replace(WITHOUT_INTERVALS, **more), "inference": CPU, "slices": slices}
         return evaluate(model, ["rfw"], tmp_path, **options).results["rfw"]
 
     result = groups_of()
@@ -45,6 +45,7 @@ def test_the_groups_beside_a_set_are_its_slices_unless_a_table_is_given(model, t
         ("group", "a", 10), ("group", "a / b", 1), ("group", "b", 9),
     ]  # fmt: skip
     assert [summary.column for summary in result.group_summaries] == ["group"]
+    assert not groups_of(slice_fmr=0.01).groups, "ten impostor pairs do not show this rate"
     (tmp_path / "table.csv").write_text("\n".join(["part", *["one"] * PAIRS]))
     result = groups_of(tmp_path / "table.csv")
     assert [(group.column, group.value) for group in result.groups] == [("part", "one")]
