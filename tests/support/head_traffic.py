@@ -84,5 +84,6 @@ def step_bytes(patch: Any, classes: int, *, one_pass: bool = True, **options: An
         with MovedBytes() as moved:
             head.begin_step(0, lr=0.1)
             head(torch.empty(256, 512, device=GPU), torch.empty(256, dtype=torch.int64, device=GPU))
-            function.backward(context, torch.empty((), device=GPU))
+            with torch.no_grad():  # as autograd calls it
+                function.backward(context, torch.empty((), device=GPU))
     return moved.bytes.total() + kernels
