@@ -38,7 +38,7 @@ from facetrain.text import printable, shell_path
 
 _LABEL_KEYS = ("label", "identity", "class", "cls")
 _MAX_LABEL_BYTES = 1 << 20
-_CHUNK_BYTES = 1 << 20
+_END_BYTES = 2 * tarfile.RECORDSIZE
 # What tarfile raises for damaged headers: MemoryError for a size of gigabytes; ValueError and OverflowError for numbers
 # of a PAX header that are none, or too long.
 _TAR_ERRORS = (tarfile.TarError, OSError, MemoryError, ValueError, OverflowError)
@@ -189,8 +189,8 @@ def _require_end(path: Path, offset: int) -> None:
         DataError: other bytes follow, or none, or more zeros.
     """
     file = PositionalFile(path)
-    chunks = (file.bytes_at(start, _CHUNK_BYTES) for start in range(offset, file.size, _CHUNK_BYTES))
-    if file.size - offset < tarfile.BLOCKSIZE or any(chunk.strip(b"\0") for chunk in chunks):
+    # The zeros that tar writes, and what follows them.
+    if file.size - offset < tarfile.BLOCKSIZE or file.bytes_at(offset, _END_BYTES).strip(b"\0"):
         raise DataError(
             f"{path}: no member begins at byte {offset:,}, and the archive does not end there with zeros: it is "
             "truncated, damaged, or several archives were joined; copy it again, or join them by `tar --concatenate`"
@@ -200,8 +200,8 @@ def _require_end(path: Path, offset: int) -> None:
     least = offset + 2 * tarfile.BLOCKSIZE
     if file.size > least and file.size != least + -least % tarfile.RECORDSIZE:
         raise DataError(
-            f"{path}: ends with {file.size - offset:,} bytes of zeros, more than tar writes: a copy or download was "
-            "not finished; copy it again, or write it anew by tar if it is complete"
+            f"{path}: has more zeros at byte {offset:,} than the end of an archive: a copy or download was not "
+            "finished; copy it again, or write it anew by tar if it is complete"
         )
 
 
