@@ -7,9 +7,10 @@ import pytest
 
 from facetrain.data.dataset import identity_name, original_name, skipped_files
 from facetrain.data.formats import parquet
+from facetrain.data.images import header
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.skipped_files import skipped_summary
-from facetrain.errors import DataError
+from facetrain.errors import DataError, UnreadableError
 from tests.support.datasets import encoded_image, images_of
 
 pa = pytest.importorskip("pyarrow", reason="the parquet extra is not installed")
@@ -20,13 +21,14 @@ pq = pytest.importorskip("pyarrow.parquet")
 @pytest.mark.parametrize("nested", [False, True])
 def test_parquet_rows_are_images(tmp_path, names, nested):
     images = [encoded_image(n) for n in range(3)]
-    column = [{"bytes": p, "path": None} for p in images] if nested else images
-    table = pa.table({"image": column, "label": names})
+    column = [{"bytes": p, "path": None} for p in images] if nested else pa.array(images, "large_binary")
+    table = pa.table({"jpg": [b""] * 3, "id": [3, 4, 5], "image": column, "label": names})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=2)
     pq.write_table(table, tmp_path / "b.parquet", compression=None, use_dictionary=False)
     dataset = pickle.loads(pickle.dumps(open_dataset(tmp_path)))
     assert images_of(dataset) == list(zip([1, 0, 1, 1, 0, 1], images * 2, strict=True))
     assert "a.parquet: row group 1, row 0" in dataset.location(2)
+    dataset.prefetch(0, 6)  # of which only those in b.parquet have a place
 
 
 def test_parquet_without_the_columns_is_refused(tmp_path):
@@ -39,10 +41,12 @@ def test_parquet_without_the_columns_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_images_of_a_plain_column_are_read_in_place(tmp_path, nested):
-    # Equal and empty values, and values that contain others: each must be found at its own place.
+def test_images_of_a_plain_column_are_read_in_place(tmp_path, nested, monkeypatch):
+    monkeypatch.setattr(parquet, "_FIND_BYTES", 1)  # images are at all borders of what is searched at once
+    # Equal values, and values that contain others: each must be found at its own place.
     images = [encoded_image(n % 5, 16 + n % 3) for n in range(40)]
-    images[7], images[8] = images[6] + images[5], images[5]
+    images[7] = images[6] + len(images[5]).to_bytes(4, "little") + images[5]
+    images[8] = images[9] = images[5]
     column = [{"bytes": image, "path": f"{n}.png"} for n, image in enumerate(images)] if nested else images
     table = pa.table({"image": column, "label": [n % 3 for n in range(40)]})
     pq.write_table(
@@ -50,25 +54,47 @@ def test_images_of_a_plain_column_are_read_in_place(tmp_path, nested):
         tmp_path / "a.parquet",
         compression=None,
         use_dictionary=False,
+        write_statistics=False,  # which have images, before those of the page
         row_group_size=15,
         data_page_size=3000,
     )
     for _ in range(2):  # the second time from the catalog
         dataset = open_dataset(tmp_path)
-        assert (dataset.columns.arrays["offset"] >= 0).all()
+        offset, size = (dataset.columns.arrays[name] for name in ("offset", "size"))
+        assert offset[0] >= 0 and (offset[1:] >= (offset + size)[:-1]).all()
         assert images_of(dataset) == [(n % 3, image) for n, image in enumerate(images)]
     assert original_name(dataset, 3) == ("3.png" if nested else None)
     dataset.prefetch(0, 40)
 
 
-def test_row_groups_in_memory_are_bounded_by_their_bytes(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("share", "groups"), [(2, 2), (0.5, 1)])
+def test_row_groups_in_memory_are_bounded_by_their_bytes(tmp_path, monkeypatch, share, groups):
     images = [encoded_image(n) for n in range(20)]
-    pq.write_table(pa.table({"image": images, "label": [0] * 20}), tmp_path / "a.parquet", row_group_size=2)
-    dataset = open_dataset(tmp_path)
-    monkeypatch.setattr(parquet, "_CACHE_BYTES", 2 * dataset.columns.value("group_bytes"))
+    table = pa.table({"image": images, "label": [0] * 20})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=2)
+    pq.write_table(table[:0], tmp_path / "b.parquet")
+    metadata, dataset = pq.read_metadata(tmp_path / "a.parquet"), open_dataset(tmp_path)
+    largest = max(metadata.row_group(group).total_byte_size for group in range(10))
+    monkeypatch.setattr(parquet, "_CACHE_BYTES", share * largest)
     for index in [0, 19, 7, 3, 7, 0, 12]:
         assert dataset.read(index) == images[index]
-    assert dataset._groups.cache_info().currsize == 2
+    assert dataset._groups.cache_info().currsize == groups
+
+
+def test_no_image_of_a_compressed_column_has_more_bytes_than_the_limit(tmp_path, monkeypatch):
+    pq.write_table(pa.table({"image": [encoded_image(0)], "label": [0]}), tmp_path / "a.parquet")
+    monkeypatch.setattr(header, "_MAX_BYTES", 100)
+    with pytest.raises(UnreadableError, match=r"a\.parquet: row group 0, row 0: .* more than any image"):
+        open_dataset(tmp_path).read(0)
+
+
+def test_a_damaged_name_is_refused_when_the_dataset_is_opened(tmp_path):
+    column = [{"bytes": encoded_image(0), "path": "ann.png"}]
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"image": column, "label": [0]}), path, compression=None)
+    path.write_bytes(path.read_bytes().replace(b"ann", b"an\xff"))
+    with pytest.raises(DataError, match=r"a\.parquet: .*UTF8"):
+        open_dataset(tmp_path)
 
 
 @pytest.mark.parametrize("compression", [None, "snappy"])
@@ -114,12 +140,21 @@ def write_labels(path, labels):
     return path.parent
 
 
-@pytest.mark.parametrize("kind", ["string", "binary", "large_string"])
+@pytest.mark.parametrize(
+    "kind",
+    ["string", "binary", "large_string", "large_binary", pa.dictionary(pa.int32(), pa.string())],
+    ids=str,
+)
 def test_labels_are_texts_also_as_bytes_or_whole_numbers_also_as_floats(tmp_path, kind):
     dataset = open_dataset(write_labels(tmp_path / "a.parquet", (["zoë", "ann"], kind)))
     assert dataset.labels.tolist() == [1, 0] and identity_name(dataset, 1) == "zoë"
     write_labels(tmp_path / "a.parquet", [10.0, 9.0, 10.0])
     assert open_dataset(write_labels(tmp_path / "b.parquet", [9, 10])).labels.tolist() == [10, 9, 10, 9, 10]
+
+
+def test_two_labels_that_are_no_utf8_are_two_identities(tmp_path):
+    dataset = open_dataset(write_labels(tmp_path / "a.parquet", [b"\xff", b"\xfe"]))
+    assert dataset.labels.tolist() == [1, 0]
 
 
 @pytest.mark.parametrize(
@@ -143,12 +178,26 @@ def test_dates_are_neither_labels_nor_names(tmp_path):
         open_dataset(tmp_path)
 
 
-def write_named(path, names, *, count=2):
-    """Write a file whose labels are numbers with names, as `datasets` stores its ClassLabel."""
+def write_feature(path, feature, *, count=2):
+    """Write a file whose labels are numbers, described as `datasets` does."""
     images, labels = [encoded_image(n) for n in range(count)], [n % 2 for n in range(count)]
-    features = {"info": {"features": {"label": {"names": names, "_type": "ClassLabel"}}}}
+    features = {"info": {"features": {"label": feature}}}
     table = pa.table({"image": images, "label": labels})
     pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps(features)}), path)
+
+
+def write_named(path, names, **options):
+    """Write a file whose labels are numbers with names."""
+    write_feature(path, {"names": names, "_type": "ClassLabel"}, **options)
+
+
+@pytest.mark.parametrize(
+    ("feature", "name"),
+    [({"names": [7, 8]}, "8"), ({"names": "ab"}, "1"), ({"dtype": "int64"}, "1"), (None, "1")],
+)
+def test_only_a_list_has_the_names_of_labels(tmp_path, feature, name):
+    write_feature(tmp_path / "a.parquet", feature)
+    assert identity_name(open_dataset(tmp_path), 1) == name
 
 
 @pytest.mark.parametrize("others", [["cy", "dan"], ["ann"]])
@@ -163,7 +212,7 @@ def test_files_whose_labels_have_different_names_are_refused(tmp_path, others):
 
 def test_of_files_of_several_splits_those_of_train_are_read(tmp_path):
     for split, names in (("test", ["cy", "dan"]), ("val.easy", ["ann", "bob"])):
-        write_named(tmp_path / f"{split}-00000-of-00001.parquet", names)
+        write_named(tmp_path / f"{split}-00000-of-00002.parquet", names)
     with pytest.raises(DataError, match="test, val"):
         open_dataset(tmp_path)
     for number in range(2):
@@ -171,7 +220,7 @@ def test_of_files_of_several_splits_those_of_train_are_read(tmp_path):
     dataset = pickle.loads(pickle.dumps(open_dataset(tmp_path)))
     assert dataset.num_images == 6 and identity_name(dataset, 0) == "ann"
     assert skipped_summary(skipped_files(dataset)) == [
-        "files of other splits: 2 (test-00000-of-00001.parquet, val.easy-00000-of-00001.parquet)"
+        "files of other splits: 2 (test-00000-of-00002.parquet, val.easy-00000-of-00002.parquet)"
     ]
     (tmp_path / "only").mkdir()
     write_named(tmp_path / "only" / "test-00000-of-00001.parquet", ["cy", "dan"])
@@ -185,7 +234,7 @@ def test_a_file_of_another_split_that_is_added_later_is_listed_as_left_out(tmp_p
     assert [one.name for one in skipped_files(open_dataset(tmp_path))] == ["test-00000-of-00001.parquet"]
 
 
-@pytest.mark.parametrize("parts", [("ms1mv3", "glint"), ("part1", "part2"), ("train", "extra")])
+@pytest.mark.parametrize("parts", [("ms1mv3", "glint"), ("pretrain", "latest"), ("train", "extra")])
 def test_files_without_the_name_of_a_split_belong_to_the_dataset(tmp_path, parts):
     for part in parts:
         write_named(tmp_path / f"{part}-00000-of-00001.parquet", ["ann", "bob"])

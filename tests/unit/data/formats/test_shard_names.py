@@ -11,7 +11,9 @@ from facetrain.errors import DataError
      (["a-00002-of-00002.tar"], r"a-00001-of-00002\.tar is missing"),
      (["b-00000-of-00001.tar", "a-00000-of-00002.tar"], r"a-00001-of-00002\.tar is missing"),
      (["shard-000000.tar", "shard-000002.tar"], r"folder: shard-000001\.tar is missing .*; download"),
-     (["007.tar", "010.tar"], r"008\.tar is missing .missing in all: 2")],
+     (["a-00001-of-00003.tar", "a-00003-of-00003.tar"], r"a-00002-of-00003\.tar .* in all: 1"),
+     (["007.tar", "010.tar"], r"008\.tar is missing .missing in all: 2"),
+     (["098.tar", "100.tar"], r"099\.tar is missing")],
 )  # fmt: skip
 def test_a_missing_shard_is_named(tmp_path, names, message):
     with pytest.raises(DataError, match=message):
