@@ -103,7 +103,7 @@ def label_values(column: Any, name: str, path: Path) -> np.ndarray:
 def class_names(schema: Any, column: str) -> list[str]:
     """Return the names that `datasets` stores for the labels of a column (ClassLabel); empty without them."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
-        features = parse_json((schema.metadata or {})[_METADATA].decode())["info"]["features"]
+        features = parse_json(schema.metadata[_METADATA].decode())["info"]["features"]
         names = features[column]["names"]
         if isinstance(names, list):
             return [str(name) for name in names]

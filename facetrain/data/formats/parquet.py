@@ -6,7 +6,6 @@ rows, of which the last used ones stay in memory.
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache, partial
@@ -54,9 +53,7 @@ class ParquetDataset(CatalogDataset):
 
     def name(self, index: int) -> str | None:
         """Return the path that the image column has; None without one."""
-        with contextlib.suppress(UnicodeDecodeError):
-            return printable(self._value(index, 1) or "") or None
-        return None
+        return printable(self._value(index, 1) or "") or None
 
     def location(self, index: int) -> str:
         """Return the file, the row group and the row."""
@@ -218,5 +215,5 @@ def _read_group(file: Any, path: Path, group: int, column: str) -> tuple[Any, An
     """Return the images and the paths of a row group; see `arrow_columns.image_fields`."""
     with arrow_columns.arrow_errors(path):
         table = file.read_row_group(group, [column])
-        table.validate(full=True)  # an index can point outside its dictionary
+        table.validate(full=True)  # a text need not be UTF-8, an index can point outside its dictionary
         return arrow_columns.image_fields(table.column(column))
