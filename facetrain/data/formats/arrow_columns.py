@@ -18,7 +18,7 @@ from facetrain.text import listed, printable
 
 IMAGE_COLUMNS = ("image", "jpg", "jpeg", "png", "image_bytes", "bytes")
 LABEL_COLUMNS = ("label", "identity", "class", "cls", "id")
-_NUMBERS = ("boolean", "integer", "floating")
+_NUMBERS = ("integer", "floating")
 _TEXTS = ("string", "large_string", "string_view")
 _BYTES = ("binary", "large_binary", "binary_view")
 _METADATA = b"huggingface"
