@@ -1,3 +1,4 @@
+import itertools
 import os
 import pickle
 
@@ -5,6 +6,7 @@ import numpy as np
 import pytest
 
 from facetrain.data.dataset import identity_name, original_name
+from facetrain.data.formats.msgpack_list import Item, list_items
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.check import check
 from facetrain.errors import DataError
@@ -113,3 +115,27 @@ def test_a_mask_that_does_not_fit_is_refused(tmp_path, mask, message):
 def test_other_values_are_refused(tmp_path, values, message):
     with pytest.raises(DataError, match=message):
         open_dataset(write_lmdb(tmp_path / "a.lmdb", values))
+
+
+LISTS = (b"\x92", b"\xdc\x00\x02", b"\xdd\x00\x00\x00\x02")
+"""Heads of a list of two items, in msgpack."""
+BYTES = (b"\xb4", b"\xc4\x14", b"\xc5\x00\x14", b"\xc6\x00\x00\x00\x14", b"\xd9\x14", b"\xda\x00\x14",
+         b"\xdb\x00\x00\x00\x14")  # fmt: skip
+"""Heads of 20 bytes or letters."""
+NUMBERS = {
+    127: b"\x7f", 128: b"\xcc\x80", 1 << 8: b"\xcd\x01\x00", 1 << 16: b"\xce\x00\x01\x00\x00",
+    1 << 32: b"\xcf\x00\x00\x00\x01\x00\x00\x00\x00", -1: b"\xd0\xff", -(1 << 8): b"\xd1\xff\x00",
+    -(1 << 16): b"\xd2\xff\xff\x00\x00", -(1 << 32): b"\xd3\xff\xff\xff\xff\x00\x00\x00\x00",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("head", LISTS)
+def test_all_heads_of_msgpack_are_understood(head):
+    for (number, encoded), kind in itertools.product(NUMBERS.items(), BYTES):
+        text = head + encoded + kind + b"x" * 20
+        end = len(head + encoded)
+        image = Item(end + len(kind), len(text), None)
+        assert list(list_items(memoryview(text))) == [Item(len(head), end, number), image]
+        for cut in range(len(text)):
+            with pytest.raises(ValueError, match="longer than the value"):
+                list(list_items(memoryview(text[:cut])))
