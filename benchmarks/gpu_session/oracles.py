@@ -23,8 +23,7 @@ def self_test(
     from facetrain.training.kernel_self_test import KernelWork
     from facetrain.training.kernel_verdicts import agree_on_kernels
 
-    # Triton's interpreter, which a rehearsal uses, cuts float32 off to bfloat16 instead of rounding it.
-    dtypes = {"bf16": torch.bfloat16 if device == "cuda" else torch.float16, "fp16": torch.float16}
+    dtypes = {"bf16": torch.bfloat16, "fp16": torch.bfloat16}
     work = KernelWork(dtypes[precision], embedding_size, embeddings, chunk)
     reason = agree_on_kernels(torch.device(device), work)
     yield row(f"head, {precision}", "verdict", reason or "usable")

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
-
-import torch
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
@@ -13,12 +10,14 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
     kernel[grid](*arguments, **options)
 
 
+# Triton's own of these cost 15 µs a call, because they may run in a kernel too.
+
+
 def ceil_divide(number: int, divisor: int) -> int:
-    """Return the quotient, rounded up. `triton.cdiv` costs microseconds, because it may run in a kernel too."""
+    """Return the quotient, rounded up."""
     return -(-number // divisor)
 
 
-@functools.cache
-def multiprocessors(device: torch.device) -> int:
-    """Return the number of multiprocessors of a GPU."""
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+def power_of_2(number: int) -> int:
+    """Return the smallest power of 2 that is not below a number from 1 on."""
+    return 1 << (number - 1).bit_length()

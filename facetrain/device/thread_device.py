@@ -1,8 +1,15 @@
-"""Device of a thread."""
+"""Current GPU of a thread."""
 
 from __future__ import annotations
 
 import torch
+
+
+def numbered(device: torch.device) -> torch.device:
+    """Return a device with its number, for other threads and processes: "cuda" alone is the current GPU of this one."""
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
 
 
 def use_device(device: torch.device) -> None:

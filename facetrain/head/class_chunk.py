@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
@@ -28,8 +30,8 @@ class BackwardInputs(NamedTuple):
     target_grad_GD: Tensor
     """Contribution of each sample to the gradient of its target center."""
     target_order: tuple[Tensor, Tensor] | None = None
-    """Positions of the target classes in ascending order, and the samples that have them; int64 (G,) each. For
-    `Chunk.unfinished_gradients`."""
+    """Samples in the order of their target classes, int64 (G,), and where in it those of each class begin, int32
+    (S + 1,). For `Chunk.unfinished_gradients`."""
 
 
 class Chunk:
@@ -54,23 +56,29 @@ class Chunk:
         self._start, self._stop = start, start + len(weight_CD)
         self._target, self._margin, self._unit_GD = target, margin, unit_GD
         self._weight_CD = weight_CD
-        if inverse_norm_C is None:
-            # In the embeddings' precision for bfloat16 centers, too: a norm that is rounded to 8 bits would change all
-            # logits of a class by up to 0.2 %. A center of zeros gets the cosine 0, not NaN.
-            norm_C = torch.linalg.vector_norm(weight_CD, dim=1, dtype=target.cos_G.dtype)
-            inverse_norm_C = norm_C.clamp_min_(1e-12).reciprocal_()
-        self.inverse_norm_C = inverse_norm_C
-        """1 / |w| of each center."""
-        self._factor_CD = self._center_factor()
-        self._inside_G, self._column_G = target.columns(self._start, self._stop)
+        self.inverse_norm_C, self._factor_CD = self._norms_and_factor(inverse_norm_C)
+        """1 / |w| of each center, and the centers as the products take them."""
 
     @staticmethod
     def factor_of(unit_GD: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
         """Return what all chunks multiply with their centers: the unit embeddings in the dtype of the products."""
         return unit_GD.to(dtype)
 
-    def _center_factor(self) -> Tensor:
+    def _norms_and_factor(self, inverse_norm_C: Tensor | None) -> tuple[Tensor, Tensor]:
+        if inverse_norm_C is None:
+            # In the embeddings' precision for bfloat16 centers, too: a norm that is rounded to 8 bits would change all
+            # logits of a class by up to 0.2 %. A center of zeros gets the cosine 0, not NaN.
+            norm_C = torch.linalg.vector_norm(self._weight_CD, dim=1, dtype=self._target.cos_G.dtype)
+            inverse_norm_C = norm_C.clamp_min_(1e-12).reciprocal_()
+        return inverse_norm_C, self._center_factor(inverse_norm_C)
+
+    def _center_factor(self, inverse_norm_C: Tensor) -> Tensor:
         return self._weight_CD.to(self._unit_GD.dtype)
+
+    @functools.cached_property
+    def _targets(self) -> tuple[Tensor, Tensor]:
+        """Whether each sample's target class is in this chunk, and its column; any column, if it is not."""
+        return self._target.columns(self._start, self._stop)
 
     def store_inverse_norms(self, into_S: Tensor) -> None:
         """Write 1 / |w| of each center to its place in a tensor for all chunks of a step.
@@ -114,7 +122,8 @@ class Chunk:
         grad_GD = self.embedding_gradient(slope_GC)
         grad_CD = self._center_product(slope_GC, inputs.weighted_GD).to(self.inverse_norm_C.dtype)
         # Samples whose target class is not in this chunk add 0 to an arbitrary row.
-        grad_CD.index_add_(0, self._column_G, torch.where(self._inside_G[:, None], inputs.target_grad_GD, 0))
+        inside_G, column_G = self._targets
+        grad_CD.index_add_(0, column_G, torch.where(inside_G[:, None], inputs.target_grad_GD, 0))
         # cos = e·w/|w| does not depend on |w|: remove the gradient's component along w.
         weight_CD = self._weight_CD.to(grad_CD.dtype)
         along_C = torch.linalg.vecdot(grad_CD, weight_CD)
@@ -127,11 +136,10 @@ class Chunk:
         assert inputs.target_order is not None, "the update needs the samples in the order of their targets"
         grad_GD = self.embedding_gradient(slope_GC)
         product_CD = self._center_product(slope_GC, inputs.weighted_GD)
-        # The samples are sorted by their target centers, so the samples of a center are between two neighbors of
-        # `first_C1`: the kernel needs no atomic additions, whose order would change from run to run.
-        position_G, sample_G = inputs.target_order
-        classes_C1 = torch.arange(self._start, self._stop + 1, device=product_CD.device)
-        first_C1 = torch.searchsorted(position_G, classes_C1, out_int32=True)
+        # The samples of a center are between two neighbors of `first_C1`: the kernel needs no atomic additions, whose
+        # order would change from run to run.
+        sample_G, first_S1 = inputs.target_order
+        first_C1 = first_S1[self._start : self._stop + 1]
         return grad_GD, UnfinishedGradient(product_CD, inputs.target_grad_GD, sample_G, first_C1)
 
     def _center_product(self, slope_GC: Tensor, weighted_GD: Tensor) -> Tensor:
@@ -151,7 +159,7 @@ class Chunk:
     def _leave_targets_out_(self, logit_GC: Tensor) -> None:
         # Write one column of every sample, with the value it has if the target is not here. To select only the samples
         # whose target is here, the host would have to wait for the GPU to count them.
-        column_G1, inside_G1 = self._column_G[:, None], self._inside_G[:, None]
+        inside_G1, column_G1 = (each[:, None] for each in self._targets)
         present_G1 = logit_GC.gather(1, column_G1)
         logit_GC.scatter_(1, column_G1, torch.where(inside_G1, -torch.inf, present_G1))
 
@@ -208,28 +216,28 @@ class BoundedChunk(Chunk):
 
     def _over_norms(self, number_GC: Tensor) -> Tensor:
         """Divide by the norms of the centers, in place, unless the product has had unit centers."""
-        return number_GC if self._has_narrow_factors else number_GC.mul_(self.inverse_norm_C)
+        return number_GC if self._has_unit_centers else number_GC.mul_(self.inverse_norm_C)
 
     @property
-    def _has_narrow_factors(self) -> bool:
-        return self._unit_GD.dtype.itemsize < self.inverse_norm_C.dtype.itemsize
+    def _has_unit_centers(self) -> bool:
+        # In 16 bits, the copy of the centers is of unit ones: their norms cost no further pass then.
+        return self._unit_GD.dtype.itemsize < self._target.cos_G.dtype.itemsize
 
-    def _center_factor(self) -> Tensor:
-        if not self._has_narrow_factors:
-            return super()._center_factor()
-        # The copy in 16 bits is of unit centers: their norms cost no further pass then.
+    def _center_factor(self, inverse_norm_C: Tensor) -> Tensor:
+        if not self._has_unit_centers:
+            return super()._center_factor(inverse_norm_C)
         narrow_CD = torch.empty_like(self._weight_CD, dtype=self._unit_GD.dtype)
-        return torch.mul(self._weight_CD, self.inverse_norm_C[:, None], out=narrow_CD)
+        return torch.mul(self._weight_CD, inverse_norm_C[:, None], out=narrow_CD)
 
     def _center_product(self, slope_GC: Tensor, weighted_GD: Tensor) -> Tensor:
         product_CD = super()._center_product(slope_GC, weighted_GD)
-        if not self._has_narrow_factors:
+        if not self._has_unit_centers:
             return product_CD
         # Converted first: on a CPU, a product of two dtypes takes 25 times as long.
         return product_CD.to(self.inverse_norm_C.dtype).mul_(self.inverse_norm_C[:, None])
 
 
-class FusedChunk(Chunk):
+class FusedChunk(BoundedChunk):
     """The same chunk computed by Triton kernels that never write a logit to memory; see `fused_chunks_available`."""
 
     # The kernels are imported inside the methods, because Triton may be absent on other devices.
@@ -240,45 +248,61 @@ class FusedChunk(Chunk):
 
         return add_statistics(statistics_PG, self._logit_factors())
 
-    def slopes(self, log_total_G: Tensor) -> Tensor:
-        """Return the derivative of each sample's loss by its negatives' logits, over the center's norm; (G, C)."""
-        from facetrain.head.kernels.margin_softmax import slopes
+    def exponentials(self, statistics_PG: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the statistics with this chunk's negatives added, and exp(z)/|w|, (G, C)."""
+        from facetrain.head.kernels.margin_softmax import add_and_keep
 
-        return slopes(log_total_G, self._logit_factors())
+        return add_and_keep(statistics_PG, self._logit_factors())
+
+    def undivided_slopes(self, log_total_G: Tensor) -> Tensor:
+        """Return exp(z)/|w|, as `exponentials` does."""
+        from facetrain.head.kernels.margin_softmax import exponentials
+
+        return exponentials(self._logit_factors())
+
+    def _norms_and_factor(self, inverse_norm_C: Tensor | None) -> tuple[Tensor, Tensor]:
+        if inverse_norm_C is not None or self._weight_CD.dtype == self._unit_GD.dtype:
+            return super()._norms_and_factor(inverse_norm_C)
+        from facetrain.head.kernels.margin_softmax import narrowed
+
+        return narrowed(self._weight_CD, self._unit_GD.dtype)
+
+    @property
+    def _has_unit_centers(self) -> bool:
+        # Centers that are stored in 16 bits need no copy: the kernels divide by the norms.
+        return False
 
     def _logit_factors(self) -> LogitFactors:
         from facetrain.head.kernels.margin_softmax import LogitFactors
 
+        threshold = self._margin.filter_threshold
         return LogitFactors(
             self._unit_GD,
             self._factor_CD,
             self.inverse_norm_C,
-            # A column of −1 is no class of this chunk: the kernel masks no logit of the sample.
-            torch.where(self._inside_G, self._column_G, -1),
-            self._margin.scale,
-            self._margin.filter_threshold,
+            self._target.position_G,
+            self._start,
+            threshold * self._margin.scale if threshold else math.inf,
         )
 
 
 def plain_chunk_type(margin: Margin, product_dtype: torch.dtype | None) -> type[Chunk]:
     """Return how PyTorch's operations compute the chunks: without a running maximum where the logits permit it."""
-    is_bounded = softmax.is_bounded(margin.scale, changes_negatives=margin.changes_negatives)
     # float16 has not the range of exp(z).
-    return BoundedChunk if is_bounded and product_dtype != torch.float16 else Chunk
-
-
-def has_fused_form(margin: Margin, product_dtype: torch.dtype | None) -> bool:
-    """Return whether the Triton kernels have this head's formulas.
-
-    They need products in 16 bits, since the matrix library is faster at float32 products, and a margin that leaves
-    negatives alone, except for the filter.
-    """
-    return not margin.changes_negatives and product_dtype is not None and product_dtype.itemsize == 2
+    return BoundedChunk if _is_bounded(margin) and product_dtype != torch.float16 else Chunk
 
 
 def fused_chunks_available(device: torch.device, margin: Margin, product_dtype: torch.dtype | None) -> bool:
-    """Return whether the Triton kernels can compute this head here: with tensor cores (8.0 or higher), and Triton."""
-    return has_fused_form(margin, product_dtype) and can_run_kernels(device)
+    """Return whether the Triton kernels can compute this head here.
+
+    They need a GPU of compute capability 8.0 or higher, products in bfloat16, since the matrix library is faster at
+    float32 products, and logits that are bounded.
+    """
+    return product_dtype == torch.bfloat16 and _is_bounded(margin) and can_run_kernels(device)
+
+
+def _is_bounded(margin: Margin) -> bool:
+    return softmax.is_bounded(margin.scale, changes_negatives=margin.changes_negatives)
 
 
 def default_chunk_size(global_batch: int, embedding_size: int, device_type: str) -> int:

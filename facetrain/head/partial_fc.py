@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from facetrain.counter_rng import key_of
 from facetrain.device.capability import multiplies_bfloat16
+from facetrain.device.thread_device import numbered
 from facetrain.distributed import collectives
 from facetrain.errors import UsageError
 from facetrain.head import shard_state
@@ -133,7 +134,7 @@ class PartialFC(BaseHead):
         ):
             if not fits:
                 raise UsageError(f"PartialFC: {name} {value}: give a number {allowed}")
-        storage, self._device = storage or Storage(), torch.device(device)
+        storage, self._device = storage or Storage(), numbered(torch.device(device))
         if trained and update is None and storage.placement != "device":
             raise UsageError(
                 f"placement {storage.placement} needs `update`: optimizers of PyTorch read all rows"

@@ -233,8 +233,7 @@ class _CrossEntropy(torch.autograd.Function):
             weighted_GD=(unit_GD * by_slope).to(factor_GD.dtype),
             # Apart from the product: the target's slope has the margin's derivative, and is not rounded to 16 bits.
             target_grad_GD=(by_target_G * target.inverse_norm_G)[:, None] * unit_GD,
-            # Stable, so that samples of one center are always added in the same order.
-            target_order=target.position_G.sort(stable=True) if sweep.one_pass else None,
+            target_order=target.order(sweep.sampled.size) if sweep.one_pass else None,
         )
         grad_GD = torch.zeros_like(unit_GD)
         # Freed chunk by chunk: the graph lives as long as the loss, during the backward pass of the backbone, too. A

@@ -43,6 +43,16 @@ class TargetClass:
         inside_G = (self.position_G >= start) & (self.position_G < stop)
         return inside_G, (self.position_G - start).clamp(0, stop - start - 1)
 
+    def order(self, size: int) -> tuple[Tensor, Tensor]:
+        """Return the samples in the order of their target classes, and where in it those of each of `size` begin.
+
+        int64 (G,) and int32 (size + 1,).
+        """
+        # Stable, so that samples of one center are always added in the same order.
+        position_G, sample_G = self.position_G.sort(stable=True)
+        classes = torch.arange(size + 1, device=position_G.device)
+        return sample_G, torch.searchsorted(position_G, classes, out_int32=True)
+
 
 def target_rows(position_G: Tensor, index_S: Tensor | None) -> Tensor:
     """Return the table's row of each target class; an arbitrary row for classes on other ranks."""

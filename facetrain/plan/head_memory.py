@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 
 from facetrain.distributed.world import World
-from facetrain.head.build import HeadRun, build_head, build_margin, stage_of
-from facetrain.head.class_chunk import default_chunk_size, has_fused_form
+from facetrain.head.build import HeadRun, build_head, stage_of
+from facetrain.head.class_chunk import default_chunk_size
 from facetrain.head.partial_fc import PartialFC
 from facetrain.head.settings import HeadSettings
 from facetrain.optim.settings import OptimSettings
@@ -57,9 +57,7 @@ class HeadMemory(NamedTuple):
 def head_memory(load: HeadLoad) -> HeadMemory:
     """Count all micro-batches and the update of one step.
 
-    On the assumption that the Triton kernels compute the head wherever they have its formulas, as they do on GPUs of
-    compute capability 8.0 or higher: they keep no exponentials for the backward pass, whatever `recompute` says. A GPU
-    without them needs up to a quarter of the float32 tables more.
+    The Triton kernels cannot be counted where Triton is absent: PyTorch's chunks need about as much.
 
     Raises:
         ConfigError: the optimizer cannot keep its moments in the type of the settings.
@@ -97,11 +95,7 @@ def _build(load: HeadLoad) -> PartialFC:
     size, chunk = load.embedding_size, load.settings.chunk_size
     if chunk == "auto":
         chunk = default_chunk_size(load.global_batch, size, "cuda")
-    changes: dict[str, Any] = {"placement": "device", "chunk_size": chunk}
-    if has_fused_form(build_margin(load.settings.margin), load.product_dtype):
-        # The kernels cannot be counted where Triton is absent. PyTorch's chunks that recompute need about as much.
-        changes["recompute"] = "on"
-    settings = load.settings.model_copy(update=changes)
+    settings = load.settings.model_copy(update={"placement": "device", "chunk_size": chunk})
     world = World(rank=0, local_rank=0, size=1, local_size=1, device=device)
     head = build_head(settings, load.optim, run, world, embedding_size=size, num_classes=load.rows)
     if load.settings.placement != "device":

@@ -23,6 +23,7 @@ import torch
 
 import facetrain
 from facetrain.device.capability import BFLOAT16_GPU, multiplies_bfloat16
+from facetrain.device.thread_device import numbered, use_device
 from facetrain.distributed import collectives
 from facetrain.distributed.spawn import HelperContext
 from facetrain.distributed.user_environment import user_cache_folder
@@ -59,6 +60,7 @@ def agree_on_kernels(
         check: returns what is wrong, "" if nothing is. It runs in another process.
         limit_s: time after which the self-test is ended. Less than the ranks wait for each other.
     """
+    device = numbered(device)
     reason = _why_impossible(device)
     key = {} if reason else _machine_key(device, work)
     place = [socket.gethostname(), key]
@@ -150,8 +152,7 @@ def _test(check: Check, device: torch.device, work: KernelWork, limit_s: float) 
 def _report(sender: Connection, check: Check, device: torch.device, work: KernelWork) -> None:
     """Send the verdict of a check to the process that has started this one."""
     try:
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
+        use_device(device)
         reason = check(device, work)
         verdict = f"their self-test has found that {reason}" if reason else ""
     except Exception as error:  # of Triton, the C compiler or the driver: they have no common type

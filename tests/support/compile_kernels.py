@@ -94,15 +94,19 @@ UPDATES = {
 
 def softmaxes() -> dict[str, Counts]:
     """Compile with bfloat16 factors and the options with which the head launches the kernel on that device."""
-    types = dict.fromkeys(("slope", "embedding", "center"), "*bf16") | {"scale": "fp32", "limit": "fp32"}
-    types |= dict.fromkeys(("splits", "log_total", "inverse_norm"), "*fp32") | {"target": "*i64"}
+    types = dict.fromkeys(("exponential", "embedding", "center"), "*bf16") | {"limit": "fp32"}
+    types |= dict.fromkeys(("sums", "inverse_norm"), "*fp32") | {"position": "*i64"}
     return {
-        f"{kernel.__name__} for {capability}": compile_kernel(
-            kernel, types, {"filtered": True, "BG": 128, "BC": 256 if capability == 90 else 128, "BD": 64},
+        f"{' and '.join(results)} for {capability}": compile_kernel(
+            softmax._exponentials, types,
+            {
+                "D": 512, "filtered": True, "BG": 128, "BC": 256 if capability == 90 else 128, "BD": 64,
+                "has_sums": "sums" in results, "has_exponentials": "exponentials" in results,
+            },
             capability,
-            aligned=("D", "stride"), num_warps=softmax._WARPS, num_stages=softmax._STAGES,
+            aligned=("stride",), num_warps=softmax._WARPS, num_stages=softmax._STAGES,
         )
-        for kernel in (softmax._statistics, softmax._slopes)
+        for results in (("sums",), ("exponentials",), ("sums", "exponentials"))
         for capability in SHARED_BYTES
     }  # fmt: skip
 

@@ -66,7 +66,6 @@ def step_bytes(patch: Any, classes: int, *, one_pass: bool = True, **options: An
     patch.setattr("facetrain.head.kernels.margin_softmax.launch", launch)
     patch.setattr("facetrain.head.kernels.center_update.update_centers", update_centers)
     patch.setattr("facetrain.head.partial_fc.one_pass_available", lambda *_: one_pass)
-    patch.setattr("facetrain.head.kernels.margin_softmax._splits", lambda *_: 132)
     # The threads that draw centers would share the fake mode; the fused kernel has no form without content.
     patch.setattr("facetrain.head.partial_fc.draw_centers", lambda *_: None)
     patch.setattr(torch, "_fused_sgd_", lambda *_, **__: None)

@@ -10,15 +10,19 @@ from facetrain.head.center_gradient import UnfinishedGradient
 from facetrain.head.class_centers import RowTables, Storage, allocate_tables
 from facetrain.head.class_chunk import FusedChunk
 from facetrain.head.kernels.center_update import update_centers
-from facetrain.head.kernels.margin_softmax import LogitFactors, add_statistics, slopes
+from facetrain.head.kernels.margin_softmax import (
+    LogitFactors,
+    add_and_keep,
+    add_statistics,
+    exponentials,
+    narrowed,
+)
 from facetrain.head.row_optimizer import CenterUpdate, RowOptimizer, moment_layout
 from facetrain.head.stochastic_rounding import Noise
 from tests.support.dense_head import MARGINS
 from tests.support.heads import combined, make_head
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-# Triton's interpreter multiplies the bit patterns of bfloat16 numbers as integers; a GPU does not.
-NARROW = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16
 
 
 def on_device(*tensors):
@@ -26,28 +30,42 @@ def on_device(*tensors):
 
 
 def kernel_errors(rows, classes, size, dtype, scale, threshold):
-    """Return the errors of both kernels. Sizes are not multiples of the tiles."""
+    """Return the errors of the kernels. Sizes are not multiples of the tiles."""
     torch.manual_seed(rows + classes)
-    unit = F.normalize(torch.randn(rows, size)).to(dtype)
-    weight = (torch.randn(classes, size) * torch.rand(classes, 1)).to(dtype)
+    # The kernels take the factor of the embeddings with the scale.
+    unit = (F.normalize(torch.randn(rows, size)) * scale).to(dtype)
+    stored = torch.randn(classes, size) * torch.rand(classes, 1)
+    weight = stored.to(dtype)
     inverse = 1 / weight.double().norm(dim=1)
     target = torch.randint(-classes, classes, (rows,)).clamp_min(-1)
-    logit = unit.double() @ weight.double().T * inverse * scale
-    trusted = logit <= threshold * scale if threshold else torch.ones_like(logit, dtype=torch.bool)
-    logit = torch.where(trusted, logit, 0.0)
-    is_local = target >= 0
-    logit[is_local, target[is_local]] = -math.inf
+    logit = unit.double() @ weight.double().T * inverse
+    limit = threshold * scale if threshold else math.inf
+    is_local, trusted = target >= 0, logit <= limit
+    negative = torch.where(trusted, logit, 0.0)
+    negative[is_local, target[is_local]] = trusted_largest = -math.inf
     # Statistics of earlier chunks; empty for every third sample.
     before = torch.stack([torch.randn(rows).mul(5), torch.rand(rows)])
     before[:, ::3] = torch.tensor([[-math.inf], [0.0]])
-    log_total = torch.logaddexp(torch.logsumexp(logit, 1), before[0].double() + before[1].double().log())
-    slope = torch.where(trusted, (logit - log_total[:, None]).exp(), 0.0) * inverse
-    factors = LogitFactors(*on_device(unit, weight, inverse.float(), target), scale, threshold)
-    statistics = add_statistics(before.to(DEVICE), factors)
-    found = slopes(log_total.float().to(DEVICE), factors)
+    total = negative.exp().sum(1) + before[1]
+    largest = torch.where(trusted, negative, trusted_largest).amax(1).maximum(before[0])
+    kept = torch.where(trusted, negative.exp(), 0.0) * inverse
+    # Positions of another chunk come before those of this one.
+    start = 1000
+    tensors = on_device(unit, weight, inverse.float(), torch.where(is_local, target + start, target))
+    factors = LogitFactors(*tensors, start, limit)
+    statistics, found = add_and_keep(before.to(DEVICE), factors)
+    inverse_norm, narrow = narrowed(stored.to(DEVICE), dtype)
     return {
-        "log_total": (statistics[1].log() + statistics[0]).cpu().double().sub(log_total).abs().max().item(),
-        "slopes": ((found.cpu().double() - slope).abs().max() / slope.abs().max()).item(),
+        "largest": (statistics[0].cpu() - largest).nan_to_num(posinf=0, neginf=0).abs().max().item(),
+        "total": (statistics[1].cpu() / total - 1).abs().max().item(),
+        # Relative to each number: an exponential is as precise as its largest one.
+        "exponentials": ((found.cpu().double() - kept).abs() / kept.clamp_min(1e-30)).max().item(),
+        "parts": float(
+            not torch.equal(add_statistics(before.to(DEVICE), factors), statistics)
+            or not torch.equal(exponentials(factors), found)
+        ),
+        "norms": (inverse_norm.cpu() * stored.double().norm(dim=1) - 1).abs().max().item(),
+        "narrow": (narrow.cpu().double() - stored).abs().max().item(),
     }
 
 
@@ -163,21 +181,22 @@ def update_errors(
 def at_the_end(cosine, scale):
     """Return log Σ exp of 150 equal logits at an end of the range of cosines, and its exact value."""
     direction = F.normalize(torch.ones(1, 16))
-    unit, weight = direction.expand(20, 16).contiguous(), (cosine * direction).expand(150, 16).contiguous()
+    unit = (scale * direction).expand(20, 16).contiguous()
+    weight = (cosine * direction).expand(150, 16).contiguous()
     empty = torch.stack([torch.full((20,), -math.inf), torch.zeros(20)])
     empty, *factors = on_device(empty, unit, weight, torch.ones(150), torch.full((20,), -1))
-    statistics = add_statistics(empty, LogitFactors(*factors, scale, threshold=0.0))
-    return (statistics[1].log() + statistics[0])[0].item(), cosine * scale + math.log(150)
+    statistics = add_statistics(empty, LogitFactors(*factors, 0, math.inf))
+    return statistics[1].log()[0].item(), cosine * scale + math.log(150)
 
 
-def hides_a_center_that_is_not_a_number(threshold):
+def hides_a_center_that_is_not_a_number(limit):
     """Return whether the statistics of any sample are finite although a center is NaN."""
     unit, weight = F.normalize(torch.randn(20, 16)), torch.randn(150, 16)
     weight[7] = math.nan
     inverse, target = 1 / weight.norm(dim=1), torch.full((20,), -1)
     empty = torch.stack([torch.full((20,), -math.inf), torch.zeros(20)])
     empty, *factors = on_device(empty, unit, weight, inverse, target)
-    return not add_statistics(empty, LogitFactors(*factors, 16.0, threshold))[1].isnan().all().item()
+    return not add_statistics(empty, LogitFactors(*factors, 0, limit))[1].isnan().all().item()
 
 
 def main() -> None:
@@ -188,9 +207,9 @@ def main() -> None:
         for rows, classes, size, dtype, scale, threshold in (
             (37, 300, 24, torch.float32, 64.0, 0.0),
             (130, 129, 64, torch.float32, 16.0, 0.2),
-            (16, 5, 100, torch.float32, 128.0, 0.0),
-            (140, 260, 128, NARROW, 16.0, 0.0),
-            (37, 300, 24, NARROW, 16.0, 0.2),
+            (16, 5, 100, torch.float32, 64.0, 0.0),
+            (140, 260, 128, torch.bfloat16, 16.0, 0.0),
+            (37, 300, 24, torch.bfloat16, 16.0, 0.2),
         )
     }
     head = {
@@ -199,10 +218,10 @@ def main() -> None:
         for rate in (1.0, 0.4)
     }
     ends = {
-        f"{cosine} {scale}": at_the_end(cosine, scale) for cosine in (-1.0, 1.0) for scale in (64.0, 128.0)
+        f"{cosine} {scale}": at_the_end(cosine, scale) for cosine in (-1.0, 1.0) for scale in (32.0, 64.0)
     }
     updates = {name: update_errors(**options) for name, options in UPDATES.items()}
-    hidden = {str(threshold): hides_a_center_that_is_not_a_number(threshold) for threshold in (0.0, 0.2)}
+    hidden = {str(limit): hides_a_center_that_is_not_a_number(limit) for limit in (math.inf, 3.2)}
     found = {"kernels": kernels, "head": head, "ends": ends, "updates": updates, "hidden": hidden}
     print(json.dumps(found))
 

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from facetrain.device.kernel_launches import ceil_divide, launch
+from facetrain.device.kernel_launches import ceil_divide, launch, power_of_2
 from facetrain.head.center_gradient import UnfinishedGradient
 from facetrain.head.stochastic_rounding import MIX_1, MIX_2, Noise, int8_block
 
@@ -66,7 +66,7 @@ def update_centers(
     assert all(table.is_contiguous() for table in (*tables.values(), gradient_CD)), (
         "the kernel knows no strides"
     )
-    block = triton.next_power_of_2(size)
+    block = power_of_2(size)
     tile = max(_TILE // block, 1)
     index = rows if isinstance(rows, Tensor) else None
     # Like `RowTable.store`, which takes a constant for each table that it rounds, momentum first.
@@ -95,7 +95,7 @@ def update_centers(
         D=size,
         B=1 if scale is None else scale.shape[1],
         # A block is a power of two; a row without blocks is padded to one, as in BD.
-        W=triton.next_power_of_2(int8_block(size)),
+        W=power_of_2(int8_block(size)),
         has_momentum=velocity is not None,
         has_index=index is not None,
         is_unfinished=not isinstance(gradient, Tensor),

@@ -1,17 +1,15 @@
 """Kernels of the head under Triton's interpreter, which runs them on the CPU, in a separate process."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 
 @pytest.mark.slow
-def test_statistics_and_slopes_equal_a_float64_reference(found):
+def test_statistics_and_exponentials_equal_a_float64_reference(found):
     for name, errors in found["kernels"].items():
-        limit = 2e-5 if "float32" in name else 2e-2
-        assert errors["log_total"] < limit and errors["slopes"] < limit, name
+        limit = 5e-5 if "float32" in name else 2e-2
+        assert max(errors.values()) < limit, (name, errors)
 
 
 @pytest.mark.slow
@@ -27,16 +25,16 @@ def test_nothing_overflows_if_all_cosines_are_1_or_minus_1(found):
 
 
 def test_a_center_that_is_not_a_number_is_hidden_by_no_filter(found):
-    assert found["hidden"] == {"0.0": False, "0.2": False}
+    assert found["hidden"] == {"inf": False, "3.2": False}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("compiled", ["softmax"], indirect=True)
 def test_the_kernels_compile_to_tensor_core_code_without_spilling_for_each_generation_of_gpus(compiled):
-    assert len(compiled) == 12
+    assert len(compiled) == 18
     for name, found in compiled.items():
-        # Eight bytes of each of four values: they cost nothing beside 64 products.
-        most = 32 if name == "_statistics for 120" else 0
+        # A filter is rare, and the kernels without one spill nothing.
+        most = 512 if name.startswith("sums and exponentials") else 0
         assert found["tensor_core_instructions"] > 0 and found["spilled_bytes"] <= most, name
         assert found["shared_bytes"] <= found["shared_bytes_of_the_device"], name
 
@@ -48,27 +46,22 @@ def test_the_compiled_tiles_are_those_of_each_generation_of_gpus(capability, col
     kernels = pytest.importorskip("facetrain.head.kernels.margin_softmax", reason="needs Triton")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        factors = kernels.LogitFactors(*[torch.empty(4, 512, device="cuda:0")] * 4, scale=1.0, threshold=0.0)
-        assert kernels._tile(factors)["BC"] == columns
+        assert kernels._columns(torch.device("cuda:0")) == columns
 
 
 @pytest.mark.parametrize(("batch", "classes"), [(1, 2**26), (300, 2**24)])
 def test_the_grid_of_a_chunk_of_many_classes_is_within_the_limits_of_cuda(batch, classes, monkeypatch):
     kernels = pytest.importorskip("facetrain.head.kernels.margin_softmax", reason="needs Triton")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=108)
-    )
     grids = []
     monkeypatch.setattr(kernels, "launch", lambda kernel, grid, *arguments, **options: grids.append(grid))
     with FakeTensorMode(allow_non_fake_inputs=True):
-        unit, weight, inverse, target, log_total, statistics = (
+        unit, weight, inverse, position, statistics = (
             torch.empty(*size, dtype=torch.bfloat16, device="cuda:0")
-            for size in ((batch, 512), (classes, 512), (classes,), (batch,), (batch,), (2, batch))
+            for size in ((batch, 512), (classes, 512), (classes,), (batch,), (2, batch))
         )
-        factors = kernels.LogitFactors(unit, weight, inverse, target, scale=1.0, threshold=0.0)
-        kernels.add_statistics(statistics, factors)
-        kernels.slopes(log_total, factors)
+        kernels.add_statistics(statistics, kernels.LogitFactors(unit, weight, inverse, position, 0, 1.0))
+        kernels.narrowed(weight, torch.bfloat16)
     assert len(grids) == 2
     for first, *others in grids:
         assert first < 2**31 and all(programs < 2**16 for programs in others)

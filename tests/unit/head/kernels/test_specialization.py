@@ -91,12 +91,12 @@ def test_a_step_of_training_launches_no_kernel_that_the_self_test_has_not(option
 
 
 @pytest.mark.parametrize("classes", [45_029, 64, 1])
-def test_rows_of_slopes_begin_at_multiples_of_64_numbers(classes, launched):
+def test_rows_of_exponentials_begin_at_multiples_of_64_numbers(classes, launched):
     from facetrain.head.kernels import margin_softmax
 
     unit, weight = torch.zeros(3, 16, dtype=torch.bfloat16), torch.zeros(classes, 16, dtype=torch.bfloat16)
     factors = margin_softmax.LogitFactors(
-        unit, weight, torch.ones(classes), torch.zeros(3, dtype=torch.int64), 64.0, 0.0
+        unit, weight, torch.ones(classes), torch.zeros(3, dtype=torch.int64), 0, 64.0
     )
-    slope = margin_softmax.slopes(torch.zeros(3), factors)
-    assert slope.shape == (3, classes) and slope.stride(0) % 64 == 0
+    found = margin_softmax.exponentials(factors)
+    assert found.shape == (3, classes) and found.stride(0) % 64 == 0
