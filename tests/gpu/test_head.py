@@ -59,7 +59,7 @@ def test_bfloat16_products_use_the_kernels_and_stay_close_to_float64(margin):
 
 def test_the_kernels_equal_the_float64_reference():
     for rows, classes, size in ((37, 300, 24), (130, 1029, 512)):
-        for dtype, limit in ((torch.float32, 2e-5), (torch.bfloat16, 2e-2)):
+        for dtype, limit in ((torch.float32, 5e-5), (torch.bfloat16, 2e-2)):
             errors = interpret_kernels.kernel_errors(rows, classes, size, dtype, 16.0, 0.2)
             assert max(errors.values()) < limit, (rows, classes, size, dtype)
 
