@@ -73,8 +73,6 @@ class BackboneWorkload:
     image_size: int = 112
     """Width and height of an image in pixels."""
     device: str = "cpu"
-    cudnn_plans: int = 0
-    """Plans that cuDNN tries for each convolution; 0: all, as in training."""
 
 
 def measure_backbones(
@@ -154,7 +152,6 @@ def _prepared_step(workload: BackboneWorkload, name: str) -> Callable[[], None]:
     device = torch.device(workload.device)
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = True  # As training does: it chooses the fastest convolutions.
-        torch.backends.cudnn.benchmark_limit = workload.cudnn_plans
     is_facetrain, variant = name.startswith("facetrain"), VARIANTS[name]
     if device.type == "cpu" and is_facetrain:
         keep_freed_memory()
