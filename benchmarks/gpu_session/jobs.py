@@ -16,8 +16,8 @@ GROUPS = {
     "sync": "A step in which the host must not wait for the GPU",
     "steps": "Whole training steps compared with arcface_torch's recipe",
     "run": "A run that is stopped and resumed",
-    "backbone": "Training steps of the backbone, without a head",
     "head": "Steps of the head",
+    "backbone": "Training steps of the backbone, without a head",
     "tests": "Tests on the device (`tests/gpu`)",
     "kernels": "Each kernel compared with float64",
     "memory": "Peak of memory compared with `facetrain plan`",
@@ -37,6 +37,8 @@ _SLOW_TESTS = {
     "test_a_resumed_run_goes_on_as_one_that_was_not_interrupted": 60,
 }
 """Expected seconds of tests that compile, or start a run for each of many cases."""
+_EAGER = ("facetrain", "facetrain_in_ddp")
+"""Variants of a backbone's step: alone, and in DDP of one rank, whose cost is that of copying the gradients."""
 _PATIENCE, _PATIENCE_WITH_A_CPU = 3, 15
 """A job is stopped after this many times its expected time, which is that on a GPU."""
 
@@ -79,6 +81,9 @@ class Sizes:
     step_identities: tuple[int, ...] = (360_232, 2_059_906)
     head_batch: int = 1024
     embedding_size: int = 512
+    executions: tuple[tuple[str, ...], ...] = (_EAGER, ("facetrain_compiled",))
+    """Variants of a backbone's step, by jobs: to compile a deep network takes minutes."""
+    more_executions: tuple[tuple[str, ...], ...] = (("facetrain_replayed",),)
     steps: int = 20
     rounds: int = 3
     run_steps: int = 300
@@ -112,6 +117,8 @@ REHEARSAL = Sizes(
     identities=(2000,),
     more_identities=(),
     step_identities=(5000,),
+    executions=(_EAGER,),
+    more_executions=(),
     head_batch=16,
     embedding_size=16,
     steps=1,
@@ -139,17 +146,16 @@ def _deciding(sizes: Sizes) -> Iterator[Job]:
     yield _self_test(sizes, "bf16")
     head = {"embeddings": sizes.head_batch, "embedding_size": sizes.embedding_size}
     for classes in sizes.shards:
-        yield Job(f"oracle {classes}", "oracle", 60, {"classes": classes, **head}, interpreted=True)
+        yield Job(f"oracle {classes}", "oracle", 40, {"classes": classes, **head}, interpreted=True)
     config = sizes.config(sizes.second_backbone, sizes.batch)
     yield Job("sync", "sync", 60, {"config": config, "identities": sizes.step_identities[0]})
     yield _steps(sizes, sizes.first_backbone, sizes.batch, sizes.step_identities[0], 1)
     run = {"config": config, "steps": sizes.run_steps, "stopped_after": sizes.stopped_after}
     yield Job("run", "run", 180, run)
-    # With all plans first, which are the default, and with which the compiled code is measured.
-    for limit, name in product((0, 10), (sizes.first_backbone, sizes.second_backbone)):
-        yield _backbone(sizes, name, sizes.batch, limit)
     for identities in sizes.identities:
         yield _head(sizes, identities, "bf16")
+    for variants, name in product(sizes.executions, (sizes.first_backbone, sizes.second_backbone)):
+        yield _backbone(sizes, name, sizes.batch, variants)
 
 
 def _self_test(sizes: Sizes, precision: str) -> Job:
@@ -157,15 +163,16 @@ def _self_test(sizes: Sizes, precision: str) -> Job:
         "precision": precision, "embeddings": sizes.head_batch, "embedding_size": sizes.embedding_size,
         "chunk": sizes.shards[-1],
     }  # fmt: skip
-    return Job(f"self-test {precision}", "self-test", 90, options, interpreted=True)
+    return Job(f"self-test {precision}", "self-test", 60, options, interpreted=True)
 
 
-def _backbone(sizes: Sizes, name: str, batch: int, limit: int) -> Job:
+def _backbone(sizes: Sizes, name: str, batch: int, variants: tuple[str, ...]) -> Job:
     options = {
         "name": name, "batch": batch, "image_size": sizes.image_size, "turns": sizes.turns,
-        "cudnn_plans": limit,
+        "variants": list(variants),
     }  # fmt: skip
-    return Job(f"backbone {name} {batch} plans {limit}", "backbone", 120, options)
+    label = " ".join(variants).replace("facetrain_", "")
+    return Job(f"backbone {name} {batch} {label}", "backbone", 60 if variants == _EAGER else 200, options)
 
 
 def _steps(sizes: Sizes, backbone: str, batch: int, identities: int, gpus: int) -> Job:
@@ -179,7 +186,7 @@ def _head(sizes: Sizes, identities: int, precision: str) -> Job:
     options = {
         "identities": identities, "precision": precision, "batch": sizes.head_batch, "steps": sizes.steps
     }  # fmt: skip
-    return Job(f"head {identities} {precision}", "head", 90, options)
+    return Job(f"head {identities} {precision}", "head", 60, options)
 
 
 def _tests(checkout: Path) -> Iterator[Job]:
@@ -207,7 +214,10 @@ def _others(sizes: Sizes) -> Iterator[Job]:
     names = (sizes.first_backbone, sizes.second_backbone, *sizes.more_backbones)
     for batch, name in product((sizes.batch, *sizes.more_batches), names):
         if batch != sizes.batch or name in sizes.more_backbones:
-            yield _backbone(sizes, name, batch, 0)
+            for variants in sizes.executions:
+                yield _backbone(sizes, name, batch, variants)
+        for variants in sizes.more_executions:
+            yield _backbone(sizes, name, batch, variants)
     batch = (sizes.batch, *sizes.more_batches)[-1]
     changes: tuple[dict[str, Any], ...] = ({}, {"model__checkpoint_activations": True})
     for backbone, change in product((sizes.first_backbone, sizes.second_backbone), changes):

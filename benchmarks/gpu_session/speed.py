@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.backbone import VARIANTS, BackboneWorkload, measure_backbone_steps
+from benchmarks.backbone import BackboneWorkload, measure_backbone_steps
 from benchmarks.gpu_session import expected
 from benchmarks.gpu_session.memory import free_memory
 from benchmarks.gpu_session.rows import Rows, row
@@ -24,7 +24,6 @@ from facetrain.bench.workloads import Turns
 from facetrain.cpu_cores import usable_cores
 
 _EMBEDDING_SIZE = 512
-_BACKBONE_VARIANTS = ("facetrain", "facetrain_in_ddp", "facetrain_compiled", "facetrain_replayed")
 
 
 def measure_steps(
@@ -73,25 +72,18 @@ def measure_backbone(
     batch: int,
     image_size: int,
     turns: dict[str, int],
-    cudnn_plans: int,
+    variants: list[str],
     failures: list[str],
 ) -> Rows:
-    """Yield images/s and peaks of memory of each execution of a backbone. One that fails does not stop the others.
-
-    `cudnn_plans` is the number of plans that cuDNN tries for a convolution, 0: all. The plain execution also runs in
-    DDP of one rank, whose cost is that of copying the gradients.
-    """
-    workload = BackboneWorkload(name, batch, image_size, device, cudnn_plans=cudnn_plans)
-    for label in _BACKBONE_VARIANTS:
-        train = VARIANTS[label]
-        if train.compile != "off" and (device == "cpu" or cudnn_plans):
-            continue  # compiling takes minutes on a CPU, which the rehearsal does not need
+    """Yield images/s and peaks of memory of variants of a backbone's step. One that fails does not stop the others."""
+    workload = BackboneWorkload(name, batch, image_size, device)
+    for label in variants:
         try:
             measured = measure_backbone_steps(workload, [label], Turns(**turns))["variants"][label]
         except Exception:
             failures.append(f"{name}, {label}: {traceback.format_exc()}")
             continue
-        what = f"{name}, batch {batch}, cuDNN {cudnn_plans or 'all'} plans, {label}"
+        what = f"{name}, batch {batch}, {label}"
         yield row(what, "images/s", measured["images_per_s"])
         yield row(what, "GiB at most", measured["peak_gib"])
         yield row(what, "seconds of the first step", measured["first_step_s"])
