@@ -21,7 +21,11 @@ from facetrain.remote.ranges import download_ranges
 from tests.support.mirrored import RUN_ID, URL, save, upload, uploads_of
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.usefixtures("store")
+
+@pytest.fixture(autouse=True)
+def seen_at_once(store, monkeypatch):
+    """The end of an upload is seen at once."""
+    monkeypatch.setattr("facetrain.checkpoint.uploads._POLL_S", 0.01)
 
 
 def fetched(folder, step):
