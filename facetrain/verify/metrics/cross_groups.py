@@ -73,4 +73,4 @@ def cross_groups(
     fmr_VV = np.divide(
         accepted_VV, impostors_VV, out=np.full(accepted_VV.shape, np.nan), where=impostors_VV > 0
     )
-    return CrossGroups(column, [str(group) for group in groups], impostors_VV, fmr_VV)
+    return CrossGroups(column, groups.tolist(), impostors_VV, fmr_VV)

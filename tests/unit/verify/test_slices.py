@@ -260,8 +260,13 @@ def test_the_cross_group_matrix_is_what_a_loop_over_the_pairs_finds():
             assert found.fmr_VV[row, column] == pytest.approx(np.mean(np.array(scores) >= 0.5))
     content = json.loads(json.dumps(found.as_json(), allow_nan=False))
     assert content["groups"] == ["a", "b", "c"] and len(content["fmr"]) == 3
-    one_group = np.full(len(pairs.same_P), "a", object)
-    assert cross_groups(pairs.score_P, pairs.same_P, (one_group, one_group), 0.5, "x") is None
+
+
+@pytest.mark.parametrize(("groups", "has_matrix"), [(1, False), (2, True), (50, True), (51, False)])
+def test_a_column_has_a_matrix_if_it_groups_people(groups, has_matrix):
+    side = np.array([str(group) for group in range(groups)], object)
+    found = cross_groups(np.ones(groups), np.zeros(groups, bool), (side, side), 0.5, "x")
+    assert (found is not None) == has_matrix
 
 
 def test_a_false_match_rate_that_is_not_0_is_not_shown_as_0():
@@ -275,7 +280,7 @@ def test_a_false_match_rate_that_is_not_0_is_not_shown_as_0():
 
 def test_a_cell_without_pairs_has_no_rate():
     sides = np.array(["a", "a"], object), np.array(["b", "a"], object)
-    found = cross_groups(np.ones(2), np.zeros(2, bool), sides, 0.5, "x")
+    found = cross_groups(np.ones(2), np.zeros(2, bool), sides, 1, "x")  # the threshold itself is accepted
     assert np.isnan(found.fmr_VV[1, 1]) and found.as_json()["fmr"] == [[1.0, 1.0], [1.0, None]]
 
 
