@@ -30,7 +30,11 @@ def test_pooling_equals_loops_over_templates_and_media(at_once, monkeypatch):
     np.testing.assert_allclose(found, pooled_by_loops(embedding, template, medium, weight), atol=1e-5)
 
 
-@pytest.mark.parametrize("products", [64, 1 << 24])
+def test_a_range_of_templates_has_few_images_or_is_one_template():
+    assert list(templates._template_ranges(np.array([2, 3, 8, 9, 11]), 3)) == [(0, 2), (2, 3), (3, 5)]
+
+
+@pytest.mark.parametrize("products", [40, 1 << 24])
 def test_block_scores_equal_single_dot_products(products, monkeypatch):
     random, pairs = np.random.default_rng(1), 4000
     monkeypatch.setattr(templates, "_MAX_PRODUCTS", products)
