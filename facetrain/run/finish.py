@@ -16,13 +16,7 @@ from facetrain.run.folder.run_state import record_end
 from facetrain.run.open_run import Run
 from facetrain.run.results import write_divergence, write_results, write_skipped_images
 from facetrain.run.summary import end_key, print_lines
-from facetrain.run.uploading import (
-    leave_uploads,
-    open_uploads,
-    remove_uploaded,
-    upload_rest,
-    uploads_rest,
-)
+from facetrain.run.uploading import leave_uploads, open_uploads, upload_rest, uploads_rest
 from facetrain.text import shell_path
 from facetrain.training.early_stop import EarlyStop
 from facetrain.training.profile import RECORDED_STEPS, WARM_UP_STEPS
@@ -100,10 +94,7 @@ def _upload_results(run: Run, uploads: Uploads) -> int:
     run.outputs.report(
         f"uploading the last checkpoint and the results; Ctrl-C leaves, and {uploads_rest(parts.folder)}"
     )
-    ended_by = upload_rest(parts, run.state.step, uploads, run.stop_request, parts.world)
-    if parts.hosts.is_owner and not ended_by:
-        remove_uploaded(parts.config, parts.folder)
-    return ended_by
+    return upload_rest(parts, run.state.step, uploads, run.stop_request, parts.world)
 
 
 def _code(ended_by: int) -> int:

@@ -13,7 +13,6 @@ from facetrain.checkpoint.manifest import read_manifest
 from facetrain.checkpoint.mirror import Mirror
 from facetrain.checkpoint.save import SaveOutcome
 from facetrain.checkpoint.uploads import Uploads
-from facetrain.config.schema import Config
 from facetrain.distributed import collectives
 from facetrain.distributed.agreement import only_leader_reports
 from facetrain.distributed.grace_period import grace_s
@@ -53,7 +52,7 @@ def saved_checkpoint(run: Agreed, step: int, *, is_leader: bool) -> SaveOutcome:
 def upload_rest(run: Agreed, step: int, uploads: Uploads, request: StopRequest, world: World) -> int:
     """Upload the last checkpoint and the results of a run that has ended; return the signal that ends the wait, or 0.
 
-    Collective.
+    Also remove the checkpoints that were kept for their upload only. Collective.
 
     Raises:
         RunError: they are not in the mirror.
@@ -69,6 +68,10 @@ def upload_rest(run: Agreed, step: int, uploads: Uploads, request: StopRequest, 
     # Only the leader knows it.
     if failure := collectives.broadcast_json(failure):
         raise only_leader_reports(world, RunError(_lost(run.folder, failure)))
+    if run.hosts.is_owner:
+        settings = run.config.checkpoint
+        with suppress(OSError):
+            remove_surplus(run.folder / CHECKPOINTS, keep=settings.keep, best_metric=settings.best_metric)
     return 0
 
 
@@ -76,13 +79,6 @@ def leave_uploads(uploads: Uploads, folder: Path, world: World) -> None:
     """Wait for the uploads of a run that a signal ends: there is little time. Collective."""
     if failure := uploads.finish(grace_s() / 2):
         _warn(folder, failure, world)
-
-
-def remove_uploaded(config: Config, folder: Path) -> None:
-    """Remove the checkpoints that were kept for their upload only. For the owner of the folder."""
-    with suppress(OSError):
-        settings = config.checkpoint
-        remove_surplus(folder / CHECKPOINTS, keep=settings.keep, best_metric=settings.best_metric)
 
 
 def uploads_rest(folder: Path) -> str:

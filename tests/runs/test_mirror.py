@@ -130,6 +130,7 @@ def test_ctrl_c_leaves_the_wait_for_a_slow_store_and_a_resume_uploads_the_rest(
     assert mirror.steps() != [10, 12]
     assert training.resume(load_config(run / "config.yaml"), run, None) == 0
     assert mirror.steps()[-1] == 12 and "model.safetensors" in mirror._store.find("")
+    assert complete_steps(run / "checkpoints") == [10, 12], "step 2, whose upload was slow, is no longer kept"
 
 
 @pytest.mark.slow
