@@ -82,6 +82,9 @@ def template_subjects(folder):
 @pytest.mark.parametrize("gallery", [None, OTHER])
 def test_ijb_one_to_many_equals_loops_over_its_files(tmp_path, gallery):
     folder = write_ijb(tmp_path / "ijbc", people=40)
+    path = folder / "meta/ijbc_1N_gallery_G1.csv"
+    header, *lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([header, *reversed(lines), "\n"]))  # in another order, and with an empty line
     found = evaluated("ijbc", tmp_path, gallery=gallery and embedder(factors=gallery))["ijbc_1n"]
     unit, entry = templates_by_loops(folder), templates_by_loops(folder, gallery or (1, 1, 1))
     *galleries, probes = template_subjects(folder)
@@ -133,7 +136,7 @@ def test_the_subjects_are_the_people_who_are_compared_and_the_search_lists_conne
 
 def test_ijb_b_has_other_file_names_and_works_without_the_one_to_many_lists(tmp_path):
     folder = write_ijb(tmp_path / "IJBB", prefix="ijbb")
-    for path in folder.glob("meta/*1N*"):
+    for path in folder.glob("meta/*1N_gallery*"):
         path.unlink()
     assert evaluated("ijbb", tmp_path).keys() == {"ijbb"}
 
@@ -158,18 +161,21 @@ def with_word(line, word, new):
     ("file", "damage", "message"),
     [
         ("template_pair_label", lambda t: t + "100 101 2\n", PAIR.format(129)),
+        ("template_pair_label", lambda t: t + "100 101\n", PAIR.format(129)),
         ("template_pair_label", lambda t: t.replace("\n", "\nwhat 101 1\n", 1), PAIR.format(2)),
         ("template_pair_label", lambda t: t + "100 9999 1\n", "1 templates have no image, among them template 9999"),
         ("name_5pts_score", lambda t: t.replace("2.png", "x.png", 1), "differ: line 2"),
         ("name_5pts_score", lambda t: t[: t.rstrip().rindex("\n") + 1], r"differ: line \d+$"),
         ("name_5pts_score", lambda t: t.split("\n", 1)[1], "must list the same images in the same order"),
         ("face_tid_mid", lambda t: t.replace(" 100 ", " ", 1), LINE.format(1)),
+        ("face_tid_mid", lambda t: t.replace("\n", "\n\n", 1), LINE.format(2)),
         *(("face_tid_mid", with_word(2, 1, word), LINE.format(2)) for word in ("x", "nan", "1_0", "1e30", "9" * 20)),
         *(("name_5pts_score", with_word(3, 4, word), LINE.format(3)) for word in ("nan", "1e39")),
         ("1N_probe_mixed", lambda t: t.split("\n")[0], "ijbc_1N_probe_mixed.csv: the list has no templates"),
         ("1N_gallery_G1", lambda t: t.replace("100,", f"{'9' * 20},", 1), "line 2: .* too (large|big)"),
         ("1N_gallery_G1", lambda t: t.replace("100,", "x,", 1), "line 2: .* as integers.*'x'"),
         ("1N_gallery_G1", lambda t: t.replace("100,", "10_0,", 1), "line 2: .* as integers.*'10_0'"),
+        ("1N_gallery_G1", lambda t: t + "9999,7001,a.png\n", "G1.csv: 1 templates have no image, .* template 9999"),
         ("1N_gallery_G1", lambda t: t + "100,7001,a.png\n", "one subject for each template .*100 .*7000 before"),
         ("1N_probe_mixed", None, None),
         ("template_pair_label", None, "no such file"),
