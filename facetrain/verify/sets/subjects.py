@@ -18,14 +18,13 @@ def connected_subjects(
     # By hand: training verifies too, and the import of scipy's graphs would delay its start.
     first, second = first_P[same_P], second_P[same_P]
     lowest_N, before_N = np.arange(count), np.full(count, -1)
-    # Label propagation with pointer jumping: each item takes the lowest id among its pairs and among the items
-    # that it points to. A chain of n items takes about log2(n) passes instead of n.
+    # Label propagation with pointer jumping: each item points to one of its component, and the one that it points to
+    # takes the lowest id among its pairs. A chain of n items takes about log2(n) passes instead of n.
     while not np.array_equal(lowest_N, before_N):
         before_N = lowest_N.copy()
         lower = np.minimum(lowest_N[first], lowest_N[second])
         for side in (first, second):
             np.minimum.at(lowest_N, lowest_N[side], lower)
-            np.minimum.at(lowest_N, side, lower)
         lowest_N = lowest_N[lowest_N]
     return np.unique(lowest_N, return_inverse=True)[1].astype(np.int64)
 

@@ -2,6 +2,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
 from scipy.stats import norm, t
 
 from facetrain.embeddings.dense_ids import dense_ids
@@ -21,7 +23,7 @@ from facetrain.verify.metrics.slices import slice_groups
 from facetrain.verify.model_comparison import compare_results
 from facetrain.verify.pair_protocol import score_pairs, verification_result
 from facetrain.verify.sets.pair_set import PairSet
-from facetrain.verify.sets.subjects import connected_subjects
+from facetrain.verify.sets.subjects import connected_subjects, subjects_of_items
 from tests.support.scored_people import people
 
 
@@ -234,3 +236,21 @@ def test_equal_images_and_genuine_pairs_connect_the_images_of_a_subject():
     subject = connected_subjects(image[0::2], image[1::2], same, 5)[image]
     a, b, b2, c, d, e, a2, d2 = subject.tolist()
     assert a == b == b2 == c == a2 and d == d2 and len({a, d, e}) == 3
+
+
+def test_subjects_are_connected_components_also_of_long_chains():
+    random, count = np.random.default_rng(0), 200_000
+    chain = random.permutation(count // 2)  # of one half of the images, and pairs of the other half
+    first, second = (
+        np.append(side, random.integers(count // 2, count, count // 5)) for side in (chain[:-1], chain[1:])
+    )
+    graph = coo_matrix((np.ones(len(first)), (first, second)), (count, count))
+    expected = connected_components(graph, directed=False)[1]
+    found = connected_subjects(first, second, np.ones(len(first), bool), count)
+    both = np.unique(np.stack([found, expected]), axis=1)
+    assert both.shape[1] == found.max() + 1 == expected.max() + 1
+
+
+def test_items_in_no_pair_are_of_no_subject():
+    used = np.array([True, False, True, True])
+    assert subjects_of_items(np.array([5, 9, 5, 7]), used).tolist() == [0, -1, 0, 1]
