@@ -286,8 +286,13 @@ class FakeGpu:
     # Devices and threads
 
     def set_device(self, device: Any) -> None:
+        device = torch.device("cuda", device) if isinstance(device, int) else device
+        if device.index is None:
+            raise ValueError(
+                f"Expected a torch.device with a specified index or an integer, but got:{device}"
+            )
         self.streams.has_device = True
-        self.require_index(torch.device("cuda", device) if isinstance(device, int) else device)
+        self.require_index(device)
 
     @contextmanager
     def current(self, device: Any) -> Iterator[None]:

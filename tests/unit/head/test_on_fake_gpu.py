@@ -48,6 +48,15 @@ def test_a_step_mixes_no_devices_and_never_blocks_the_host(name, margin):
     assert not gpu.faults and not gpu.waits[1] and not gpu.pageable[1]
 
 
+def test_cuda_without_a_number_is_the_current_gpu_in_the_threads_of_the_head_too():
+    with fake_gpu(capability=(7, 0)) as gpu:
+        head = make_head(
+            embedding_size=32, num_classes=500, sample_rate=0.2, placement="host", device=torch.device("cuda")
+        )
+        loss, _ = head_step(head, 0)
+    assert head.device == loss.device == GPU and not gpu.faults
+
+
 def test_labels_on_the_host_need_a_backend_for_them(monkeypatch):
     monkeypatch.setattr(collectives, "world_size", lambda group=None: 2)
     monkeypatch.setattr(collectives.dist, "get_backend_config", lambda group: "cuda:nccl")

@@ -44,7 +44,7 @@ BF16, FP32, INT8 = torch.bfloat16, torch.float32, torch.int8
 
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer")
 @pytest.mark.parametrize(
-    ("weight", "momentum", "most"), [(BF16, BF16, 24), (BF16, INT8, 22), (FP32, BF16, 42), (FP32, FP32, 46)]
+    ("weight", "momentum", "most"), [(BF16, BF16, 22), (BF16, INT8, 20), (FP32, BF16, 36), (FP32, FP32, 40)]
 )
 def test_a_step_moves_few_bytes_per_number_of_the_centers(weight, momentum, most, monkeypatch):
     few, many = 2**13, 2**14  # one chunk
