@@ -143,8 +143,8 @@ def list_jobs(checkout: Path, *, gpus: int, everything: bool = False) -> list[Jo
 
 def _deciding(sizes: Sizes) -> Iterator[Job]:
     yield Job("rates", "rates", 20, {"precisions": sorted({sizes.precision, "fp32"})})
-    yield _self_test(sizes, "bf16")
     head = {"embeddings": sizes.head_batch, "embedding_size": sizes.embedding_size}
+    yield Job("self-test", "self-test", 60, {"chunk": sizes.shards[-1], **head}, interpreted=True)
     for classes in sizes.shards:
         yield Job(f"oracle {classes}", "oracle", 40, {"classes": classes, **head}, interpreted=True)
     config = sizes.config(sizes.second_backbone, sizes.batch)
@@ -156,14 +156,6 @@ def _deciding(sizes: Sizes) -> Iterator[Job]:
         yield _head(sizes, identities, "bf16")
     for variants, name in product(sizes.executions, (sizes.first_backbone, sizes.second_backbone)):
         yield _backbone(sizes, name, sizes.batch, variants)
-
-
-def _self_test(sizes: Sizes, precision: str) -> Job:
-    options = {
-        "precision": precision, "embeddings": sizes.head_batch, "embedding_size": sizes.embedding_size,
-        "chunk": sizes.shards[-1],
-    }  # fmt: skip
-    return Job(f"self-test {precision}", "self-test", 60, options, interpreted=True)
 
 
 def _backbone(sizes: Sizes, name: str, batch: int, variants: tuple[str, ...]) -> Job:
@@ -206,7 +198,6 @@ def _several_gpus(sizes: Sizes, gpus: int) -> Iterator[Job]:
 
 
 def _others(sizes: Sizes) -> Iterator[Job]:
-    yield _self_test(sizes, "fp16")
     yield Job("kernels", "kernels", 120, {"module": "tests.support.interpret_kernels"}, interpreted=True)
     for identities, precision in product(sizes.more_identities + sizes.identities, ("bf16", "fp16")):
         if precision == "fp16" or identities in sizes.more_identities:

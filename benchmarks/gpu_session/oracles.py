@@ -14,21 +14,17 @@ _ROUNDING = 5e-2
 """Error that rounding to 16 bits explains."""
 
 
-def self_test(
-    device: str, precision: str, embeddings: int, embedding_size: int, chunk: int, failures: list[str]
-) -> Rows:
+def self_test(device: str, embeddings: int, embedding_size: int, chunk: int, failures: list[str]) -> Rows:
     """Yield the verdict of the self-test with which a run decides whether it uses the kernels."""
     import torch
 
     from facetrain.training.kernel_self_test import KernelWork
     from facetrain.training.kernel_verdicts import agree_on_kernels
 
-    dtypes = {"bf16": torch.bfloat16, "fp16": torch.bfloat16}
-    work = KernelWork(dtypes[precision], embedding_size, embeddings, chunk)
-    reason = agree_on_kernels(torch.device(device), work)
-    yield row(f"head, {precision}", "verdict", reason or "usable")
+    reason = agree_on_kernels(torch.device(device), KernelWork(embedding_size, embeddings, chunk))
+    yield row("head", "verdict", reason or "usable")
     if reason:
-        failures.append(f"head, {precision}: {reason}")
+        failures.append(f"head: {reason}")
 
 
 def compare_head(

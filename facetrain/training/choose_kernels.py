@@ -71,7 +71,6 @@ def _fault(heads: list[PartialFC], device: torch.device, global_batch: int, limi
 def _work_of(head: PartialFC, global_batch: int) -> KernelWork:
     update = head.update or CenterUpdate()
     return KernelWork(
-        torch.bfloat16,
         head.embedding_size,
         global_batch,
         head.classes_per_chunk(global_batch),

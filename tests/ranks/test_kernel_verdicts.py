@@ -17,7 +17,7 @@ from facetrain.training.choose_kernels import difference_on_ranks
 from facetrain.training.kernel_self_test import KernelWork
 from tests.support.ranks import run_ranks
 
-CPU, WORK = torch.device("cpu"), KernelWork(torch.bfloat16, 512, 1024, 65536)
+CPU, WORK = torch.device("cpu"), KernelWork(512, 1024, 65536)
 
 
 def verdict(reasons, kinds):

@@ -17,7 +17,7 @@ from facetrain.training.kernel_self_test import KernelWork
 from facetrain.training.kernel_verdicts import agree_on_kernels
 from tests.support.ranks import PRELOADED
 
-CPU, WORK = torch.device("cpu"), KernelWork(torch.bfloat16, 512, 1024, 65536)
+CPU, WORK = torch.device("cpu"), KernelWork(512, 1024, 65536)
 
 
 def passes(device, work):

@@ -14,7 +14,7 @@ from facetrain.training.kernel_self_test import check_head
 from facetrain.training.kernel_self_test import KernelWork
 head.fused_chunks_available = lambda _, margin, dtype: dtype is not None
 head.one_pass_available = lambda *_: True
-print([check_head(torch.device("cpu"), KernelWork(torch.bfloat16, 72, 137, 170))])
+print([check_head(torch.device("cpu"), KernelWork(72, 137, 170))])
 """
 
 

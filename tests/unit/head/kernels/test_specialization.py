@@ -1,5 +1,7 @@
 """The kernels that the self-test has tested are those that train: Triton compiles no other for a run."""
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -70,23 +72,27 @@ def test_a_step_of_training_launches_no_kernel_that_the_self_test_has_not(option
         return {name: torch.ones(()) for name in results(*arguments, **options)}
 
     monkeypatch.setattr(kernel_self_test, "_head_results", same_results)
-    work = KernelWork(BF16, SIZE, 16, **{"chunk": 2048} | options)
+    work = KernelWork(SIZE, 16, **{"chunk": 2048} | options)
     kernel_self_test.check_head(CPU, work)
     tested = set(launched)
     launched.clear()
-    for name in ("arcface", "adaface"):
-        for rate in (1.0, 0.1):
-            # The classes of one GPU of eight with Glint360K are an odd number, too.
-            head = make_head(
-                embedding_size=SIZE, num_classes=4503, chunk_size=work.chunk, product_dtype=BF16, sample_rate=rate,
-                margin=margin_settings(name), weight_dtype=work.weight_dtype, momentum_dtype=work.moment_dtype,
-                momentum=work.momentum, update_in_backward=work.in_backward,
-            )  # fmt: skip
-            assert head.chunk_type is FusedChunk
-            head.begin_step(0, lr=0.1)
-            embedding = torch.randn(BATCH, SIZE, requires_grad=True)
-            head(embedding, torch.randint(0, 4503, (BATCH,))).backward()
-            head.step(torch.ones(()), torch.zeros(()))
+    margins = (
+        margin_settings("arcface"),
+        margin_settings("adaface"),
+        margin_settings("arcface", filter_threshold=0.3),
+    )
+    for margin, rate, recompute in product(margins, (1.0, 0.1), ("on", "off")):
+        # The classes of one GPU of eight with Glint360K are an odd number, too.
+        head = make_head(
+            embedding_size=SIZE, num_classes=4503, chunk_size=work.chunk, product_dtype=BF16, sample_rate=rate,
+            margin=margin, weight_dtype=work.weight_dtype, momentum_dtype=work.moment_dtype,
+            momentum=work.momentum, update_in_backward=work.in_backward, recompute=recompute,
+        )  # fmt: skip
+        assert head.chunk_type is FusedChunk
+        head.begin_step(0, lr=0.1)
+        embedding = torch.randn(BATCH, SIZE, requires_grad=True)
+        head(embedding, torch.randint(0, 4503, (BATCH,))).backward()
+        head.step(torch.ones(()), torch.zeros(()))
     assert launched and not launched - tested
 
 
