@@ -10,9 +10,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
     kernel[grid](*arguments, **options)
 
 
-# Triton's own of these cost 15 µs a call, because they may run in a kernel too.
-
-
+# `triton.cdiv` and `triton.next_power_of_2` may run in a kernel, too, and therefore cost the host 15 µs a call.
 def ceil_divide(number: int, divisor: int) -> int:
     """Return the quotient, rounded up."""
     return -(-number // divisor)

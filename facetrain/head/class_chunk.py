@@ -269,7 +269,7 @@ class FusedChunk(BoundedChunk):
 
     @property
     def _has_unit_centers(self) -> bool:
-        # Centers that are stored in 16 bits need no copy: the kernels divide by the norms.
+        # The kernels divide by the norms, so that centers that are stored in 16 bits need no copy.
         return False
 
     def _logit_factors(self) -> LogitFactors:

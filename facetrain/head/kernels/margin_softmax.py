@@ -78,10 +78,8 @@ def exponentials(factors: LogitFactors) -> Tensor:
 def narrowed(weight_CD: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return 1/|w| of float32 centers, (C,), and the centers in `dtype`, from one pass over them."""
     classes, size = weight_CD.shape
-    inverse_norm_C, narrow_CD = (
-        weight_CD.new_empty(classes),
-        weight_CD.new_empty(weight_CD.shape, dtype=dtype),
-    )
+    inverse_norm_C = weight_CD.new_empty(classes)
+    narrow_CD = weight_CD.new_empty(weight_CD.shape, dtype=dtype)
     launch(
         _narrow,
         (ceil_divide(classes, _CENTERS),),
@@ -175,9 +173,8 @@ def _exponentials(
             row_mask, column_mask = row_mask & (depth[None, :] < D), column_mask & (depth[None, :] < D)
         e = tl.load(embedding + row[:, None] * D + depth[None, :], mask=row_mask, other=0.0)
         w = tl.load(center + column[:, None].to(tl.int64) * D + depth[None, :], mask=column_mask, other=0.0)
-        if (
-            _IS_INTERPRETED
-        ):  # The interpreter would multiply the bit patterns of bfloat16 numbers as integers.
+        if _IS_INTERPRETED:
+            # The interpreter would multiply the bit patterns of bfloat16 numbers as integers.
             e, w = e.to(tl.float32), w.to(tl.float32)
         logit = tl.dot(e, tl.trans(w), logit, input_precision="ieee")
     inverse = tl.load(inverse_norm + column, mask=has_column, other=0.0)
@@ -226,7 +223,8 @@ def _narrow(narrow, inverse_norm, weight, C, D: tl.constexpr, BC: tl.constexpr, 
 @triton.jit
 def _cast(value, dtype: tl.constexpr):
     """Return float32 numbers in another dtype, rounded to the nearest."""
-    if _IS_INTERPRETED and dtype == tl.bfloat16:  # The interpreter would cut off the lower half.
+    if _IS_INTERPRETED and dtype == tl.bfloat16:
+        # The interpreter would cut off the lower half.
         bits = value.to(tl.int32, bitcast=True)
         value = (bits + 0x7FFF + ((bits >> 16) & 1)).to(tl.float32, bitcast=True)
     return value.to(dtype)
