@@ -79,10 +79,9 @@ def object_store(monkeypatch):
 
 @pytest.fixture
 def store(object_store, monkeypatch):
-    """`object_store`, of which a failed request is repeated at once."""
-    from facetrain.remote import filesystem
-
-    monkeypatch.setattr(filesystem, "FIRST_WAIT_S", 0.001)
+    """`object_store`, of which a failed request is repeated at once, and the end of an upload seen at once."""
+    monkeypatch.setattr("facetrain.remote.filesystem.FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr("facetrain.checkpoint.uploads._POLL_S", 0.01)
     return object_store
 
 

@@ -21,11 +21,7 @@ from facetrain.remote.ranges import download_ranges
 from tests.support.mirrored import RUN_ID, URL, save, upload, uploads_of
 from tests.support.waiting import wait_until
 
-
-@pytest.fixture(autouse=True)
-def seen_at_once(store, monkeypatch):
-    """The end of an upload is seen at once."""
-    monkeypatch.setattr("facetrain.checkpoint.uploads._POLL_S", 0.01)
+pytestmark = pytest.mark.usefixtures("store")
 
 
 def fetched(folder, step):
