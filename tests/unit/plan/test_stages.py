@@ -51,6 +51,17 @@ def test_a_run_in_stages_needs_the_memory_of_its_largest_stage(of_section, of_st
     assert needed(of_section, epochs=4, stages=stages) == needed(1.0) != needed(0.1)
 
 
+@pytest.mark.parametrize(("of_section", "of_stage"), [(4, 16), (16, 4)])
+def test_the_largest_batch_describes_a_run_whose_verification_needs_most(of_section, of_stage):
+    stages = [{"until_epoch": 1, "batch_size": of_stage}]
+    described = small_config(
+        train={"batch_size": of_section, "epochs": 4, "stages": stages},
+        eval={"targets": ["lfw"], "batch_size": 4096},
+    )
+    needed = forecast(described, CLASSES, 1)
+    assert needed.parts["verification"] > 0 and needed.batch == 16
+
+
 def test_sampled_rows_of_the_hosts_memory_are_counted_where_the_prefetcher_keeps_them():
     head = {"sample_rate": 0.1, "placement": "host"}
     on_host = forecast(small_config(head=head), CLASSES, 1)
