@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from facetrain.data.dataset import ImageSubset, identity_name
+from facetrain.data.formats import image_list
 from facetrain.data.formats.image_list import open_list
 from facetrain.data.open_dataset import open_dataset, require_aligned
 from facetrain.errors import DataError
@@ -63,10 +64,11 @@ def test_the_catalog_of_a_list_is_in_the_cache_folder(images, tmp_path_factory, 
 
 def test_paths_can_be_relative_to_another_folder(images, tmp_path):
     (tmp_path / "lists").mkdir()
-    (tmp_path / "lists" / "a.txt").write_text("a/1.png 0\n")
+    (images / "a/1.png").rename(images / "a/zoë.PNG")
+    (tmp_path / "lists" / "a.txt").write_text("a/zoë.PNG 0\n")
     dataset = open_list(tmp_path / "lists" / "a.txt", images)
     assert pickle.loads(pickle.dumps(dataset)).read(0) == encoded_image(0)
-    with pytest.raises(DataError, match=r"lists/a/1\.png: "):
+    with pytest.raises(DataError, match=r"lists/a/zoë\.PNG: "):
         open_dataset(tmp_path / "lists" / "a.txt").read(0)
 
 
@@ -181,7 +183,7 @@ def test_the_landmarks_of_photos_are_known_and_those_of_aligned_faces_are_not(im
     x, y = [10.5, 20, 15, 11, 19], [1, 2, 3, 4, 5.25]
     photo = separator.join(map(str, ["0", "a/1.png", "3", 0, 0, 9, 9, *x, *y]))
     face = separator.join(["1", "a/2.png", "0"])
-    for text, rows in ((f"{face}\n{photo}\n", [None, 0]), (f"{photo}\n{face}\n", [0, None])):
+    for text, rows in ((f"{face}\n{face}\n{photo}\n", [None, 0]), (f"{photo}\n{face}\n", [0, None])):
         (images / "a.lst").write_text(text)
         dataset = open_dataset(images / "a.lst")
         points = dataset.photo_landmarks
@@ -208,6 +210,12 @@ def test_a_repeated_line_is_left_out_and_listed_and_one_with_another_identity_re
     (images / "a.txt").write_text("a/1.png 0\na/2.png 1\na/1.png 1\n")
     with pytest.raises(DataError, match=r"a/1\.png "):
         open_dataset(images / "a.txt")
+
+
+def test_two_paths_with_one_hash_are_two_images(images, monkeypatch):
+    monkeypatch.setattr(image_list, "hash", len, raising=False)
+    (images / "a.txt").write_text("a/1.png 0\na/2.png 1\n")
+    assert open_dataset(images / "a.txt").num_images == 2
 
 
 def test_numbers_with_underscores_are_names(images):
