@@ -80,13 +80,14 @@ def test_everything_that_is_left_out_is_listed(dataset, tmp_path):
     (dataset / "zoe").mkdir()
     (dataset / "lost+found").mkdir()
     (dataset / "lost+found" / "x.jpg").write_bytes((dataset / "bob" / "bob_0001.jpg").read_bytes())
-    (dataset / "eve").symlink_to(tmp_path / "unmounted" / "eve")
+    for link in ("eve", "ann/gone.jpg"):
+        (dataset / link).symlink_to(tmp_path / "unmounted" / link)
     packed = pack(dataset, tmp_path / "out", skip_bad=True)
     found = {one.name: (one.kind, one.reason) for one in packed.skipped}
     assert {name: kind for name, (kind, _) in found.items()} == {
         "notes.txt": "no_identity", "=1+1.txt": "no_identity", ".DS_Store": "hidden",
         "ann/._ann_0001.jpg": "hidden", "ann/ann.raw": "suffix",
-        "ann/empty.jpg": "unreadable", "ann/more": "nested", "zoe": "empty",
+        "ann/empty.jpg": "unreadable", "ann/gone.jpg": "unreadable", "ann/more": "nested", "zoe": "empty",
         "lost+found": "special", "eve": "special",
     }  # fmt: skip
     assert "the file is empty" in found["ann/empty.jpg"][1]
