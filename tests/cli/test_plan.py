@@ -95,6 +95,17 @@ def test_the_fewest_gpus_divide_the_global_batch(global_batch, micro_batches, fe
     config = build_config({"data": {"train": "x"}, **values}, "test")
     assert fewest_gpus(config, 10_000, 1) == fewest
     assert len(tried) <= 7, "a forecast takes seconds"
+    assert fewest_gpus(config, 32, 1) is None, "a GPU has a class or more"
+
+
+@pytest.mark.parametrize(("global_batch", "fitting", "fewest"), [(None, {4, 8}, 4), (128, {1}, 1)])
+def test_the_fewest_gpus_are_found_where_more_of_them_need_more(global_batch, fitting, fewest, monkeypatch):
+    def needed(config, classes, gpus):
+        return SimpleNamespace(fits=lambda memory: gpus in fitting)
+
+    monkeypatch.setattr("facetrain.plan.forecast.forecast", needed)
+    config = build_config({"data": {"train": "x"}, "train": {"global_batch_size": global_batch}}, "test")
+    assert fewest_gpus(config, 10_000, 1) == fewest
 
 
 @pytest.mark.slow
@@ -123,6 +134,8 @@ def test_a_batch_below_which_verification_needs_more_memory_is_found(monkeypatch
     monkeypatch.setattr("facetrain.plan.forecast.forecast", needed)
     for memory, expected in ((4000, 1800), (1000, 0), (1200, 540)):
         assert largest_batch(None, 10, 1, memory) == pytest.approx(expected, rel=0.02)
+    monkeypatch.setattr("facetrain.plan.forecast.forecast", lambda *_, **__: SimpleNamespace(total=1000))
+    assert largest_batch(None, 10, 1, 4000) == 1 << 16, "a search without an end"
 
 
 @pytest.mark.parametrize("verification", [0, 20_000])
