@@ -5,7 +5,9 @@ import torch
 
 from facetrain.distributed.world import World
 from facetrain.head.build import build_head
-from facetrain.plan.forecast import forecast
+from facetrain.plan.backbone_memory import BackboneMemory
+from facetrain.plan.forecast import forecast, head_load
+from facetrain.plan.head_memory import HeadMemory
 from facetrain.run.parts.head import head_run
 from facetrain.run.parts.step_schedule import schedule_steps
 from facetrain.training.teacher_cache import new_cache
@@ -68,6 +70,7 @@ def test_sampled_rows_of_the_hosts_memory_are_counted_where_the_prefetcher_keeps
     on_device = forecast(small_config(head=head | {"placement": "device"}), CLASSES, 1)
     tables = on_device.parts["centers"] + on_device.parts["center_moments"]
     assert on_host.elsewhere == tables and on_host.parts["centers"] == pytest.approx(0.3 * tables, rel=0.01)
+    assert on_host.parts["center_moments"] == on_device.elsewhere == 0
     several = forecast(small_config(head=head, optim={"accumulate": 2}), CLASSES, 1)
     assert several.parts["centers"] == 0, "each micro-batch reads its rows"
 
@@ -109,3 +112,41 @@ def test_the_centers_of_a_teacher_have_no_expectations(tmp_path, web_server, mon
         for teacher in (None, distill)
     ]
     assert found == [2 * CLASSES * 8 * 4, 3 * CLASSES * 8 * 4]
+
+
+@pytest.mark.parametrize(
+    ("head", "work"),
+    [
+        (HeadMemory(100, 50, peak=700, accumulated=0, update=0), 700),
+        # The backward pass of the backbone, beside the gradient of the centers.
+        (HeadMemory(100, 50, peak=10, accumulated=30, update=0), 1500 - 1000 + 30),
+        # The update, in place of the activations.
+        (HeadMemory(100, 50, peak=10, accumulated=30, update=1900), 1900 - 1000),
+    ],
+)
+def test_a_forecast_is_of_the_worst_moment_of_a_step_or_of_verification(head, work, monkeypatch):
+    backbone = BackboneMemory(parameters=10, hidden=0, state_bytes=40, kept=1000, peak=1500)
+    module = "facetrain.plan.forecast"
+    monkeypatch.setattr(f"{module}.head_memory", lambda load: head)
+    monkeypatch.setattr(f"{module}.backbone_memory", lambda *_, **__: backbone)
+    monkeypatch.setattr(f"{module}.forward_bytes", lambda *_, **__: 10_000)
+    needed, verified = (
+        forecast(small_config(eval={"targets": targets, "batch_size": 16}), CLASSES, 1)
+        for targets in ([], ["lfw"])
+    )
+    assert needed.parts["work"] == work and needed.parts["verification"] == 0
+    assert needed.parts["images"] == 4 * 32 * 32 * 3 * (2 + 4 + 4)
+    # Three copies in bytes, and images and mirror images in float32.
+    images = 16 * 32 * 32 * 3 * (3 + 8)
+    step = ("images", "activations", "work")
+    assert sum(verified.parts[name] for name in (*step, "verification")) == images + 10_000
+    assert needed.fits(round(needed.total / 0.9) + 1) and not needed.fits(round(needed.total / 0.9) - 1)
+
+
+def test_the_head_gathers_the_images_of_all_gpus_for_the_classes_of_one():
+    load = head_load(small_config(), CLASSES, 4, 8, ())
+    assert (load.rows, load.local_batch, load.global_batch, load.product_dtype) == (251, 8, 32, None)
+    assert (
+        head_load(small_config(train={"precision": "bf16"}), CLASSES, 4, 8, ()).product_dtype
+        == torch.bfloat16
+    )
