@@ -112,6 +112,20 @@ def test_the_centers_of_a_teacher_have_no_expectations(tmp_path, web_server, mon
         for teacher in (None, distill)
     ]
     assert found == [2 * CLASSES * 8 * 4, 3 * CLASSES * 8 * 4]
+    on_host = small_config(head={"placement": "host"}, distill=distill)
+    assert forecast(on_host, CLASSES, 1).elsewhere == 3 * CLASSES * 8 * 4, (
+        "centers, moments and the teacher's centers"
+    )
+
+
+def test_a_gpu_computes_in_bf16_unless_the_config_says_otherwise():
+    auto, bf16, fp32 = (
+        forecast(small_config(train={"batch_size": 4, "precision": precision}), CLASSES, 1).parts[
+            "activations"
+        ]
+        for precision in ("auto", "bf16", "fp32")
+    )
+    assert auto == bf16 < fp32
 
 
 @pytest.mark.parametrize(
