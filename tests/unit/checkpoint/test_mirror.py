@@ -18,6 +18,7 @@ from facetrain.distributed import collectives
 from facetrain.errors import CheckpointError, DamagedCheckpointError, UsageError
 from facetrain.remote.filesystem import open_filesystem
 from facetrain.remote.ranges import download_ranges
+from tests.support.checkpoints import flip_a_bit
 from tests.support.mirrored import RUN_ID, URL, save, upload, uploads_of
 from tests.support.waiting import wait_until
 
@@ -38,7 +39,7 @@ def test_a_checkpoint_comes_back_from_the_mirror_with_the_files_of_its_run(tmp_p
     other.mkdir()
     assert fetched(other, 2).manifest == Checkpoint.open(tmp_path).manifest
     Mirror(URL).fetch_files(other)
-    assert (other / "run_id.txt").read_text() == RUN_ID
+    assert (other / "run_id.txt").read_text() == RUN_ID and not (other / "claim").exists()
 
 
 def test_files_of_the_run_that_a_host_has_stay_but_its_records_are_replaced(tmp_path):
@@ -47,19 +48,23 @@ def test_files_of_the_run_that_a_host_has_stay_but_its_records_are_replaced(tmp_
         folder.mkdir()
         for name in names:
             (folder / name).write_text(text)
-    Mirror(URL).upload_files([tmp_path / "theirs" / name for name in names])
+    model = tmp_path / "theirs" / "model.safetensors"
+    model.write_bytes(b"of a run that has ended")
+    Mirror(URL).upload_files([model, *(tmp_path / "theirs" / name for name in names)])
     Mirror(URL).fetch_files(tmp_path / "ours")
     assert [(tmp_path / "ours" / name).read_text() for name in names] == ["old", "new"]
+    assert not (tmp_path / "ours" / model.name).exists()
 
 
-def test_a_host_downloads_only_the_files_that_it_lacks(tmp_path, store):
+def test_a_host_downloads_only_the_files_that_it_lacks_or_has_damaged(tmp_path, store):
     upload(tmp_path, save(tmp_path, 2))
     folder = Checkpoint.open(tmp_path).folder
     (folder / "replicated.safetensors").unlink()
+    flip_a_bit(next(folder.glob("rows_*")))
     store.requests.clear()
     fetched(tmp_path, 2)
     files = {path for method, path, _ in store.requests if method == "GET" and "safetensors" in path}
-    assert len(files) == 1 and "replicated" in files.pop()
+    assert len(files) == 2 and all("rows_" in path or "replicated" in path for path in files)
     assert not list((tmp_path / "checkpoints").glob(".*")), "nothing is left of the download"
 
 
