@@ -30,7 +30,7 @@ log: {{every_steps: 5}}
 QUIET_STEPS = (4,)
 """Steps without a verification or a save, after the first ones, in which DDP orders its buckets. A report follows."""
 
-OF_THE_HEAD = ("_statistics", "_slopes", "_update")
+OF_THE_HEAD = ("_exponentials", "_narrow", "_update")
 
 
 @pytest.fixture(scope="module")
