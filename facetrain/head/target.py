@@ -50,8 +50,8 @@ class TargetClass:
         """
         # Stable, so that samples of one center are always added in the same order.
         position_G, sample_G = self.position_G.sort(stable=True)
-        classes = torch.arange(size + 1, device=position_G.device)
-        return sample_G, torch.searchsorted(position_G, classes, out_int32=True)
+        class_S1 = torch.arange(size + 1, device=position_G.device)
+        return sample_G, torch.searchsorted(position_G, class_S1, out_int32=True)
 
 
 def target_rows(position_G: Tensor, index_S: Tensor | None) -> Tensor:

@@ -96,17 +96,18 @@ def softmaxes() -> dict[str, Counts]:
     """Compile with bfloat16 factors and the options with which the head launches the kernel on that device."""
     types = dict.fromkeys(("exponential", "embedding", "center"), "*bf16") | {"limit": "fp32"}
     types |= dict.fromkeys(("sums", "inverse_norm"), "*fp32") | {"position": "*i64"}
+    both = "sums", "exponentials"
     return {
-        f"{' and '.join(results)} for {capability}": compile_kernel(
+        f"{' and '.join(results)}{' with a filter' * filtered} for {capability}": compile_kernel(
             softmax._exponentials, types,
             {
-                "D": 512, "filtered": True, "BG": 128, "BC": 256 if capability == 90 else 128, "BD": 64,
+                "D": 512, "filtered": filtered, "BG": 128, "BC": 256 if capability == 90 else 128, "BD": 64,
                 "has_sums": "sums" in results, "has_exponentials": "exponentials" in results,
             },
             capability,
             aligned=("stride",), num_warps=softmax._WARPS, num_stages=softmax._STAGES,
         )
-        for results in (("sums",), ("exponentials",), ("sums", "exponentials"))
+        for results, filtered in ((both[:1], False), (both[1:], False), (both, False), (both, True))
         for capability in SHARED_BYTES
     }  # fmt: skip
 

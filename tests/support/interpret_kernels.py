@@ -42,14 +42,14 @@ def kernel_errors(rows, classes, size, dtype, scale, threshold):
     limit = threshold * scale if threshold else math.inf
     is_local, trusted = target >= 0, logit <= limit
     negative = torch.where(trusted, logit, 0.0)
-    negative[is_local, target[is_local]] = trusted_largest = -math.inf
+    negative[is_local, target[is_local]] = -math.inf
     # Statistics of earlier chunks; empty for every third sample.
     before = torch.stack([torch.randn(rows).mul(5), torch.rand(rows)])
     before[:, ::3] = torch.tensor([[-math.inf], [0.0]])
     total = negative.exp().sum(1) + before[1]
-    largest = torch.where(trusted, negative, trusted_largest).amax(1).maximum(before[0])
+    largest = torch.where(trusted, negative, -math.inf).amax(1).maximum(before[0])
     kept = torch.where(trusted, negative.exp(), 0.0) * inverse
-    # Positions of another chunk come before those of this one.
+    # The chunk is not the first one: its classes have other positions than columns.
     start = 1000
     tensors = on_device(unit, weight, inverse.float(), torch.where(is_local, target + start, target))
     factors = LogitFactors(*tensors, start, limit)
@@ -58,7 +58,7 @@ def kernel_errors(rows, classes, size, dtype, scale, threshold):
     return {
         "largest": (statistics[0].cpu() - largest).nan_to_num(posinf=0, neginf=0).abs().max().item(),
         "total": (statistics[1].cpu() / total - 1).abs().max().item(),
-        # Relative to each number: an exponential is as precise as its largest one.
+        # Relative to each number: a small exponential is as precise as a large one.
         "exponentials": ((found.cpu().double() - kept).abs() / kept.clamp_min(1e-30)).max().item(),
         "parts": float(
             not torch.equal(add_statistics(before.to(DEVICE), factors), statistics)

@@ -31,10 +31,10 @@ def test_a_center_that_is_not_a_number_is_hidden_by_no_filter(found):
 @pytest.mark.slow
 @pytest.mark.parametrize("compiled", ["softmax"], indirect=True)
 def test_the_kernels_compile_to_tensor_core_code_without_spilling_for_each_generation_of_gpus(compiled):
-    assert len(compiled) == 18
+    assert len(compiled) == 24
     for name, found in compiled.items():
-        # A filter is rare, and the kernels without one spill nothing.
-        most = 512 if name.startswith("sums and exponentials") else 0
+        # A filter is rare: one kernel may be slower with it.
+        most = 512 if "filter" in name else 0
         assert found["tensor_core_instructions"] > 0 and found["spilled_bytes"] <= most, name
         assert found["shared_bytes"] <= found["shared_bytes_of_the_device"], name
 
