@@ -72,7 +72,7 @@ def test_openvino_gives_the_embeddings_of_the_network_with_the_code_of_the_docs(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backbone", ["vit_t", "vit_s_kprpe"])
+@pytest.mark.parametrize("backbone", ["vit_t", pytest.param("vit_s_kprpe", marks=pytest.mark.long)])
 def test_a_vision_transformer_from_pixels_with_unit_embeddings(tmp_path, backbone):
     write_model(tmp_path / "m.safetensors", backbone, _VIT)
     done = run(*_EXPORT, "--from-pixels", "--unit", "--json", cwd=tmp_path)
