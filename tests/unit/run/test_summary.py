@@ -1,9 +1,12 @@
 """Summary of a finished run."""
 
+import re
+from types import SimpleNamespace
+
 import pytest
 
 from facetrain.config.loading import build_config
-from facetrain.run.summary import Ending, summarize
+from facetrain.run.summary import Ending, end_key, print_lines, summarize
 from facetrain.telemetry.jsonl import JsonLines
 
 CONFIG = build_config({"data": {"train": "x"}}, "test")
@@ -13,12 +16,14 @@ def test_numbers_that_are_not_finite_are_in_the_summary(tmp_path):
     lines = JsonLines(tmp_path / "metrics.jsonl")
     lines.write(10, {"loss": float("nan")})
     lines.write(20, {"lfw/accuracy": 0.5, "lfw/auc": float("nan"), "lfw/pairs": 600.0})
-    lines.write(20, {"loss": float("inf")})
+    lines.write(30, {"loss": float("inf"), "lfw/accuracy": 0.75, "agedb/accuracy": 0.6, "agedb/pairs": 20.0})
     lines.close()
     text = summarize(tmp_path, CONFIG, Ending(has_learned=False))
-    assert "  loss      nan at step 10 → inf at step 20\n" in text
-    assert "  lfw       accuracy 50.00% at step 20 → 50.00% (AUC nan), 600 pairs\n" in text
+    assert "  loss      nan at step 10 → inf at step 30\n" in text
+    assert "  lfw       accuracy 50.00% at step 20 → 75.00% (AUC nan), 600 pairs\n" in text
+    assert text.index("  agedb ") < text.index("  lfw "), "in order, whatever set was the first"
     assert "  did not learn in its first steps: see the warning in " in text
+    assert text.count("did not learn") == 1
 
 
 @pytest.mark.parametrize("is_part", [True, False])
@@ -43,6 +48,7 @@ def test_the_summary_has_the_loss_that_is_trained(tmp_path, margin_weight, line)
     [
         ([40.0, 8.0, 71.0], True),
         ([40.0, "nan"], True),
+        (["nan", 40.0], False),
         ([40.0, 69.0], False),
         ([0.1, 0.9], False),
         ([5.0], False),
@@ -55,3 +61,44 @@ def test_a_run_whose_loss_has_grown_did_not_learn(tmp_path, losses, grows):
     lines.close()
     text = summarize(tmp_path, CONFIG, Ending())
     assert ("\n  did not learn: the loss has grown or is not finite; lower " in text) == grows
+
+
+def test_the_summary_names_what_the_run_has_written_and_why_it_has_ended(tmp_path):
+    ending = Ending(early="no gain since step 8", skipped=["a.jpg", "b.jpg"])
+    assert "report.html" not in summarize(tmp_path, CONFIG, Ending())
+    (tmp_path / "report.html").touch()
+    (tmp_path / "tensorboard").mkdir()
+    lines = summarize(tmp_path, CONFIG, ending).splitlines()
+    assert "  no gain since step 8" in lines and f"  report    {tmp_path / 'report.html'}" in lines
+    (skipped,) = (line for line in lines if "2 images could not be read" in line)
+    assert skipped.endswith("the first: a.jpg")
+    assert lines[-1] == f"  tensorboard --logdir {tmp_path / 'tensorboard'}"
+
+
+@pytest.mark.parametrize(
+    ("target", "options"),
+    [("lfw", " --data-dir sets"), ("/sets/lfw.bin", ""), ("hf://org/repo/lfw.bin", "")],
+)
+def test_the_next_commands_find_the_sets_and_allow_the_code_of_the_run(tmp_path, target, options):
+    own = {"backbone": "mine:Network", "options": {"size": 1}}
+    config = build_config(
+        {"data": {"train": "x"}, "model": own, "eval": {"dir": "sets", "targets": [target]}}, "test"
+    )
+    text = summarize(tmp_path, config, Ending("train.max_steps"))
+    allow, folder = " --allow-code", re.escape(str(tmp_path))
+    assert f"  facetrain eval {tmp_path} --target {target}{options}{allow}\n" in text
+    assert f"  facetrain resume {tmp_path} --set train.max_steps=MORE{allow}\n" in text
+    assert re.search(f"\n  facetrain export {folder} --format onnx --output .*{allow}$", text)
+
+
+@pytest.mark.parametrize(
+    ("early", "steps", "key"),
+    [("", 40, "train.epochs"), ("", 39, "train.max_steps"), ("no gain", 39, "train.stop_early.patience")],
+)
+def test_the_key_that_lengthens_a_run_is_the_one_that_has_ended_it(early, steps, key):
+    assert end_key(SimpleNamespace(total_steps=steps, steps_of_all_epochs=40), early) == key
+
+
+def test_no_name_in_the_summary_controls_the_terminal(capsys):
+    print_lines("a\x1b[2J\nb")
+    assert capsys.readouterr().out == "a\\x1b[2J\nb\n"
