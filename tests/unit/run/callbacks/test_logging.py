@@ -1,11 +1,12 @@
 """Reports during training."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from facetrain.errors import DivergedError, SkippedError
+from facetrain.errors import DivergedError, RunError, SkippedError
 from facetrain.run.callbacks.logging import Logging
 from facetrain.run.outputs import RunOutputs
 from tests.support.command import ROOT
@@ -46,12 +47,47 @@ def test_a_report_holds_the_metrics_of_the_steps_and_of_the_machine(state, step,
     for batches in loader:
         step(state, batches)
         state.step += 1
-    log.report(state, batches, at_once=True)
+    log.report(state, (replace(batches[0], epoch=1), replace(batches[0], epoch=2)), at_once=True)
     ((number, values),) = board.written
-    assert number == 4 and values["left_s"] == 0 and values["skipped_images"] == 0
+    assert number == 4 and values["left_s"] == 0 and values["skipped_images"] == 0 and values["epoch"] == 2
     assert {"loss", "lr", "grad_norm", "images_per_s", "epoch", "wait_s", "peak_memory_gib"} <= values.keys()
     page = (ROOT / "docs" / "monitoring.md").read_text()
     assert [name for name in values if f"\n| `{name}` |" not in page] == [], "metrics that no page describes"
+
+
+def test_a_report_that_waits_for_no_device_is_written_once_after_the_next_step(state, step, loader):
+    board, lines = Board(), []
+    log = logging_of(step, loader, board, lines)
+    batches = next(iter(loader))
+    step(state, batches)
+    state.step, state.world = 1, replace(state.world, device=torch.device("meta"))  # any but the CPU
+    log.report(state, batches, at_once=False)
+    assert board.written == []
+    state.step = 2
+    log.finish(state, batches)
+    log.finish(state, batches)
+    ((number, values),) = board.written
+    assert number == 1 and values["left_s"] == pytest.approx(8 * 3 / values["images_per_s"])
+    log.report(state, batches, at_once=True)
+    assert [number for number, _ in board.written] == [1, 2]
+    # The check of the first steps reads counts of the device that go with the report.
+    assert log.has_learned and not lines
+    log.learning_check = SimpleNamespace(is_finished=False, observe=lambda *_: "it does not learn")
+    log.report(state, batches, at_once=False)
+    assert [number for number, _ in board.written] == [1, 2, 2]
+    assert not log.has_learned and lines == ["warning: it does not learn"]
+
+
+def test_nothing_is_reported_once_another_process_writes_the_run(state, step, loader):
+    def refuse():
+        raise RunError("another process writes the run")
+
+    board = Board()
+    log = logging_of(step, loader, board, [])
+    log.check_lock = refuse
+    with pytest.raises(RunError, match="another process"):
+        log.report(state, next(iter(loader)), at_once=True)
+    assert board.written == []
 
 
 def test_a_run_with_too_many_skipped_images_ends_after_its_report(state, step, loader):
