@@ -65,8 +65,12 @@ def test_a_checkpoint_is_committed_by_a_later_poll(state, tmp_path):
     lines, board = [], Board()
     checkpointing = checkpointing_of(tmp_path, board, lines)
     checkpointing.poll(state)  # allocates the memory for copies
+    assert checkpointing.writer.is_prepared
+    checkpointing.writer.prepare = None  # once is enough
+    checkpointing.poll(state)
     state.step = 1
     checkpointing.save(state)
+    assert checkpointing.outputs.console.progress == (1, "saving a checkpoint")
     wait_until(lambda: checkpointing.poll(state) or checkpointing.last_saved)
     assert checkpointing.last_saved == 1 and not lines and not board.written
     checkpointing.require_saved(state)
@@ -88,5 +92,6 @@ def test_a_checkpoint_that_cannot_be_written_is_reported_and_refused_as_the_last
     checkpointing.finish()
     assert board.written == [(9, {"save_failed": 1.0})]
     assert len(lines) == 1 and lines[0].startswith("warning: checkpoint of step 9 was not saved: rank 0: ")
+    assert "continues" not in lines[0], "it was the last one"
     with pytest.raises(CheckpointError, match=f"of step 9 was not saved [(]rank 0: .*{advice}"):
         checkpointing.require_saved(state)
