@@ -60,18 +60,13 @@ def backbone_memory(
     first, second = (_count_step(text, image_size, precision, images, gradients_held) for images in _COUNTED)
     if len(first.live) != len(second.live):  # a network of one's own that takes other steps for other batches
         first = second = _count_step(text, image_size, precision, batch, gradients_held)
-    counted = zip((first.kept, *first.live), (second.kept, *second.live), strict=True)
+    counted = zip((first.memory.kept, *first.live), (second.memory.kept, *second.live), strict=True)
     kept, *live = (few + (batch - _COUNTED[0]) * (more - few) for few, more in counted)
-    return BackboneMemory(first.parameters, first.hidden, first.state_bytes, kept, max(live))
+    return first.memory._replace(kept=kept, peak=max(live))
 
 
 class _Step(NamedTuple):
-    """Bytes of a network, and in a step with a batch; see `BackboneMemory`."""
-
-    parameters: int
-    hidden: int
-    state_bytes: int
-    kept: int
+    memory: BackboneMemory
     live: list[int]
     """Bytes that exist after each new tensor."""
 
@@ -91,7 +86,7 @@ def _count_step(model: str, image_size: int, precision: str, batch: int, gradien
         chosen = hidden_weights(net, net.layer_prefixes())
         hidden = sum(weight.numel() for weight in chosen if weight.requires_grad)
     parameters = sum(weight.numel() for weight in trained)
-    return _Step(parameters, hidden, state_bytes, kept, live.history)
+    return _Step(BackboneMemory(parameters, hidden, state_bytes, kept, live.peak), live.history)
 
 
 def forward_bytes(model: ModelSettings, image_size: int, *, batch: int) -> int:

@@ -206,7 +206,7 @@ def _check_named_metrics(config: Config, sets: list[PairSet], state: TrainState)
 def _open_folder(agreed: Agreed, state: TrainState) -> list[str]:
     """Write the files that describe the run to the folder of this disk; return what differs from before."""
     plan, folder, world, checkpoint = agreed.plan, agreed.folder, state.world, agreed.checkpoint
-    environment = describe_environment(folder, world, plan.command_line, agreed.launchers)
+    environment = describe_environment(folder, world, plan.request.command_line, agreed.launchers)
     environment["execution"] = state.describe_execution()
     environment["kernels"] = any(part.head.uses_kernels for part in head_parts(state.head))
     differences = list[str]()

@@ -33,7 +33,7 @@ def end_again(agreed: Agreed, world: World) -> int:
             print(line, flush=True)
         key = end_key(agreed.schedule, early)
         command = f"facetrain resume {shell_path(folder)} --set {key}=MORE{allow_option(config)}"
-        more = "" if plan.is_part else f"; to train on: {command}"
+        more = "" if plan.request.is_part else f"; to train on: {command}"
         reason = f" ({early})" if early else ""
         print_lines(f"{folder}: was already finished, at step {checkpoint.step:,}{reason}{more}")
     if ended_by := _upload_again(agreed, checkpoint, world):
@@ -74,7 +74,7 @@ def finish(run: Run) -> int:
     if callbacks.stopping.signal:
         ending = "; the traceback that torchrun prints now is no failure" if outside_launcher() else ""
         command = f"facetrain resume {shell_path(parts.folder)}{allow_option(parts.config)}"
-        saved = "its last checkpoint is of" if parts.plan.is_part else f"`{command}` continues from"
+        saved = "its last checkpoint is of" if parts.plan.request.is_part else f"`{command}` continues from"
         outputs.report(
             f"stopped at step {run.state.step}; {saved} step {callbacks.checkpointing.last_saved}{ending}"
         )

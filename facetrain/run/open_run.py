@@ -93,7 +93,7 @@ def open_run(parts: Parts, page: LiveReport | None) -> Run:
             _evaluation(parts, outputs, stop_request),
             _checkpointing(parts, outputs),
             Stopping(stop_request, outputs.report),
-            _profiler(parts, outputs) if parts.plan.profile else None,
+            _profiler(parts, outputs) if parts.plan.request.profile else None,
             page,
         )
         run = Run(parts, outputs, loader, step, callbacks, stop_request, first_step)

@@ -84,6 +84,7 @@ def resolve(
             "--open shows the report, which `log.report: false` switches off; remove one of the two"
         )
     plan = RunPlan(
+        request=request,
         config=config,
         folder=str(folder),
         run_id=_run_id(folder, checkpoint),
@@ -95,10 +96,6 @@ def resolve(
         set_keys=asked.set_keys,
         open_choices=() if checkpoint else request.choose,
         chosen=(*asked.remarks, *map(str, suited), *request.chosen),
-        profile=request.profile,
-        open_page=request.open_page,
-        is_part=request.is_part,
-        command_line=request.command_line,
     )
     if mirror:
         mirror.check_run(plan.run_id)

@@ -58,7 +58,7 @@ def write_results(parts: Parts, weights: dict[str, Tensor], skipped: list[str], 
     save_model(path, merge_adapters(weights, str(path)), metadata | {STEP_KEY: parts.state.step})
     ending = Ending(
         end_key(parts.schedule, parts.early_end),
-        parts.plan.is_part,
+        parts.plan.request.is_part,
         parts.early_end,
         skipped,
         has_learned=has_learned,

@@ -8,11 +8,14 @@ from pydantic import BaseModel
 
 from facetrain.config.schema import Config
 from facetrain.run.folder.compatibility import ConfigChange
+from facetrain.run.request import TrainRequest
 
 
 class RunPlan(BaseModel, frozen=True):
     """Plan of a run. Every rank gets the same one, as JSON."""
 
+    request: TrainRequest
+    """What was asked of the leader."""
     config: Config
     """Resolved config: with what was chosen, and with the versions of remote inputs. Its paths are as they were given:
     each host has its own current folder."""
@@ -41,11 +44,6 @@ class RunPlan(BaseModel, frozen=True):
     """What is to be measured before the run can begin, and the request is changed by."""
     chosen: tuple[str, ...] = ()
     """What was chosen and why, a line each."""
-    profile: bool = False
-    open_page: bool = False
-    is_part: bool = False
-    """Whether the run is a part of another command, which says itself what can be done next."""
-    command_line: tuple[str, ...] = ()
 
     @property
     def resumes(self) -> bool:

@@ -143,7 +143,9 @@ def bring_empty_run_to(folder, *, restarted):
     """Bring the disk of a host to a run without a checkpoint, as its mirror has it."""
     mirrored = {"data": {"train": "x"}, "checkpoint": {"mirror": "s3://bucket/runs"}}
     config = build_config(mirrored, "x")
-    plan = RunPlan(config=config, folder=str(folder), run_id="a", restarted=restarted, inputs={})
+    plan = RunPlan(
+        request=TrainRequest(), config=config, folder=str(folder), run_id="a", restarted=restarted, inputs={}
+    )
     _bring_disk_to(plan, config, Ranks(0, 0, 1, 1, "agent"), Hosts())
 
 
