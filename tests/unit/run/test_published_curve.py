@@ -82,7 +82,9 @@ def test_only_a_run_that_stays_clearly_below_is_called_so(tmp_path):
 
 def test_summary_and_report_name_the_step_since_which_a_run_is_below(tmp_path):
     curve = published_curve_of(run_folder(tmp_path), TOTAL)
-    records = [record for step in (30_000, 60_000) for record in records_of(curve, step, 0.03)]
+    # Far below the end of the published training, and not below it at this step.
+    records = [*records_of(curve, 4000)]
+    records += [record for step in (30_000, 60_000) for record in records_of(curve, step, 0.03)]
     folder = run_folder(tmp_path, records=records)
     line = "lfw: below the published training of ms1mv3_r50 since step 30,000"
     text = summarize(folder, build_config({"data": {"train": "x"}}, "test"), Ending())
