@@ -82,6 +82,21 @@ def test_a_report_that_has_begun_counts_the_time_before_the_hardest_pairs_but_no
     assert means()["images_per_s"] == 10
 
 
+def test_hardest_pairs_are_written_where_there_is_a_file_and_a_disk_that_refuses_them_ends_no_run(
+    state, pairs, tmp_path, capfd
+):
+    evaluation = Evaluation(verifier_of(pairs), Board().write, pairs_file=tmp_path / "missing" / "pairs.json")
+    state.meter.add_images(100)
+    evaluation.verify(state)
+    assert state.meter.report()["images_per_s"] == 0, "the steps before a verification count no more"
+    evaluation.write_pairs(state)
+    assert "pairs.json: No such file or directory; training continues" in capfd.readouterr().err
+    evaluation.pairs_file = None  # as on every rank but the leader
+    evaluation.verify(state)
+    evaluation.write_pairs(state)
+    assert capfd.readouterr().err == ""
+
+
 def test_the_recorded_metrics_are_those_of_the_protocol(state, pairs):
     class Fixed:
         def __call__(self, model):
