@@ -260,6 +260,7 @@ def test_a_terminal_shows_the_progress_beside_the_bar_and_the_verification_above
     write_both(console)
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capfd.readouterr().err)
     assert STEP_LINE in text and VERIFICATION_LINE in text
+    assert all(before.endswith("% ") for before in text.split(STEP_LINE)[:-1]), "never on a line of its own"
 
 
 @pytest.mark.parametrize("exists", [True, False])
