@@ -86,7 +86,7 @@ def draw_sample(
         red, _, blue = middle.reshape(-1, 3).mean(0)
         spread = image.max(2).astype(np.int16) - image.min(2)
         measured[number] = red - blue, spread.mean() < _GRAY_DIFFERENCE, face_pattern(image)
-        # Every third value of a row is enough for a histogram.
+        # Every third row is enough for a histogram.
         counts += np.bincount(image[::3].reshape(-1), minlength=256)
     rows = [measured[number] for number in sorted(measured)]
     redness, gray, patterns = ([row[column] for row in rows] for column in range(3))
