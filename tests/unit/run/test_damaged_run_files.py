@@ -25,6 +25,7 @@ DAMAGED_LINES = [
     b"null",
     b'{"step": "x"}',
     b'{"step": 1e308}',
+    b'{"step": 3, "loss": 1' + 400 * b"0" + b"}",
     b'{"step": 3, "lo',
 ]
 

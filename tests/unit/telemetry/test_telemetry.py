@@ -1,7 +1,9 @@
 import errno
 import json
+import logging
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -16,7 +18,7 @@ from facetrain.errors import RunError
 from facetrain.telemetry import meter as meter_module
 from facetrain.telemetry.console import Console
 from facetrain.telemetry.jsonl import JsonLines, read_jsonl
-from facetrain.telemetry.log import log_to, logger, stop_logging
+from facetrain.telemetry.log import log_to, logger, stop_logging, was_replaced
 from facetrain.telemetry.meter import Meter
 from tests.support.command import environment
 from tests.support.faults import files_limited_to, full, small_disk
@@ -166,6 +168,52 @@ def test_a_file_that_another_host_has_removed_or_replaced_is_opened_again(tmp_pa
     assert "after it" in (tmp_path / "log.txt").read_text() and not lost
 
 
+def test_another_file_at_the_path_of_an_open_one_replaces_it_but_no_link_and_not_a_file_whose_folder_is_gone(
+    tmp_path, monkeypatch
+):
+    path, other = tmp_path / "run" / "log.txt", tmp_path / "other"
+    path.parent.mkdir()
+    other.touch()
+
+    def fail(_):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with path.open("w") as file:
+        assert not was_replaced(file.fileno(), path)
+        path.unlink()
+        assert was_replaced(file.fileno(), path)
+        path.symlink_to(other)
+        assert not was_replaced(file.fileno(), path)
+        other.replace(path)
+        assert was_replaced(file.fileno(), path)
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fstat", fail)
+            assert was_replaced(file.fileno(), path), "a file server has lost it"
+        path.parent.rename(tmp_path / "moved")
+        assert not was_replaced(file.fileno(), path)
+
+
+def test_a_log_on_a_disk_that_fails_is_one_warning_and_its_file_is_opened_again(tmp_path, monkeypatch, capfd):
+    log = log_to(tmp_path / "run" / "log.txt", 0)
+    close = log.stream.close
+
+    def fail(*_):
+        close()
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    log.stream.close = fail
+    log.sync()
+    shutil.rmtree(tmp_path / "run")
+    log.sync()
+    logger.info("a line that is lost")
+    (tmp_path / "run").mkdir()
+    logger.info("a line after it")
+    stop_logging(log)
+    assert (tmp_path / "run" / "log.txt").read_text().count("a line") == 1
+    assert capfd.readouterr().err.count("lines of the log may be lost") == 1
+
+
 @pytest.mark.parametrize("output", ["metrics", "log"])
 def test_a_slow_sync_does_not_hold_up_what_the_run_writes(tmp_path, monkeypatch, output):
     log, lines = log_to(tmp_path / "log.txt", 0), JsonLines(tmp_path / "metrics.jsonl")
@@ -239,11 +287,11 @@ def test_the_log_has_times_in_utc_on_every_host(tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setenv("TZ", "America/New_York")
         time.tzset()
-        log = log_to(tmp_path / "log.txt", 0)
+        log = log_to(tmp_path / "a new folder" / "log.txt", 0)
         logger.info("a line")
         stop_logging(log)
     time.tzset()
-    day, clock, *_ = (tmp_path / "log.txt").read_text().split()
+    day, clock, *_ = (tmp_path / "a new folder" / "log.txt").read_text().split()
     written = datetime.fromisoformat(f"{day} {clock}")
     assert timedelta(0) <= datetime.now(UTC) - written < timedelta(minutes=10)
 
@@ -286,6 +334,7 @@ def test_messages_go_to_the_handlers_of_the_program_again_when_the_run_has_ended
     stop_logging(log)
     logger.warning("after")
     assert [record.message for record in caplog.records] == ["after"]
+    assert "after" not in (tmp_path / "log.txt").read_text() and logger.level == logging.NOTSET
 
 
 def test_a_line_has_the_distillation_loss_and_no_auc_without_impostor_pairs(capfd):
@@ -316,10 +365,10 @@ def test_a_full_disk_is_reported_once_per_file_and_metrics_lose_no_record(tmp_pa
                 lines.write(step, {"loss": float(step)} | {f"number_{n}": 0.0 for n in range(50)})
                 logger.info("x" * 200)
             assert len(read_jsonl(disk / "metrics.jsonl")) < 39
+            stop_logging(log)
         lines.write(40, {"loss": 40.0})
         assert [record["step"] for record in read_jsonl(disk / "metrics.jsonl")] == list(range(1, 41))
         lines.close()
-        stop_logging(log)
     (line,) = capfd.readouterr().err.splitlines()
     assert "warning: " in line and "No space left on device" in line
 
