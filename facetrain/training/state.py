@@ -112,16 +112,9 @@ class TrainState:
         If the number of ranks is the same, training continues bit for bit as if it had not been interrupted.
 
         Raises:
-            CheckpointError: it has another network or another number of identities, or does not come from a run.
+            CheckpointError: it has another network, or does not come from a run.
             ConfigError: a parameter is frozen that the run has trained.
         """
-        manifest = checkpoint.manifest
-        if manifest.num_classes != self.head.num_classes:
-            raise CheckpointError(
-                f"{checkpoint.folder}: has {manifest.num_classes:,} identities, but the dataset has "
-                f"{self.head.num_classes:,}; set data.train to the dataset of the checkpoint, or start a new run with "
-                "model.init_from"
-            )
         try:
             self._load(checkpoint)
         # A checkpoint of another network fails in many ways: by a missing name, another shape, another kind of value.
@@ -131,7 +124,7 @@ class TrainState:
                 f"({' '.join(str(error).split())[:300]})"
             ) from error
         # Only now: if the checkpoint does not fit, the state stays at its step.
-        self.step, self.metrics, self.resumed = checkpoint.step, dict(manifest.metrics), True
+        self.step, self.metrics, self.resumed = checkpoint.step, dict(checkpoint.manifest.metrics), True
         self.unverified = checkpoint.meta.get("unverified") is True
         verified_step = checkpoint.meta.get("verified_step")
         self.verified_step = verified_step if isinstance(verified_step, int) else None

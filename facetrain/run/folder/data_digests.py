@@ -189,14 +189,18 @@ def check_inputs(
         set_keys: config keys and sections that the command line sets: they change on purpose.
 
     Raises:
-        ConfigError: something differs, and not by `--set`.
+        ConfigError: something differs, and not by `--set`; or the data has another number of identities.
     """
+    # Also if the command sets the data: the centers are those of other identities.
+    if num_classes != checkpoint.manifest.num_classes:
+        raise ConfigError(
+            f"{', '.join(_DATA_KEYS)}: {checkpoint.folder} has {checkpoint.manifest.num_classes:,} identities, and the "
+            f"dataset has {num_classes:,}; continue with the data of the run, or start a new run with model.init_from"
+        )
     for name, now in digests.items():
         keys, _ = _INPUTS[name]
         before = checkpoint.meta.get(name)
-        # Another number of identities has another message, when the centers are loaded.
-        is_other_dataset = keys is _DATA_KEYS and num_classes != checkpoint.manifest.num_classes
-        if is_other_dataset or is_set(set_keys, *keys) or not isinstance(before, type(now)):
+        if is_set(set_keys, *keys) or not isinstance(before, type(now)):
             continue
         if isinstance(before, dict):
             # A changed config may name other sets, or other code.

@@ -66,7 +66,14 @@ def test_other_landmarks_are_refused_unless_the_command_line_sets_the_data():
     check(digests_of("d", "b"), dataset="d")  # from before landmarks had a digest
     with pytest.raises(ConfigError, match=r"other images, another order"):
         check(digests_of("e", "a"), **saved)
-    check(digests_of("e", "a"), num_classes=4, **saved)  # refused later, when the centers are loaded
+
+
+def test_data_with_another_number_of_identities_is_refused_also_if_the_command_line_sets_it():
+    for set_keys in ((), ("data.train",)):
+        with pytest.raises(
+            ConfigError, match=r"^data\.train, data\.min_images.* has 3 identities, and .* has 4;"
+        ):
+            check(digests_of("e", "a"), set_keys, num_classes=4, dataset="d", landmarks="a")
 
 
 def test_an_edited_weight_list_or_path_of_a_mixture_is_refused_with_both_values():
