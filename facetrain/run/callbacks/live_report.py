@@ -44,21 +44,24 @@ class LiveReport:
         """Write the page if it is due. Called after every step."""
         began_at = time.monotonic()
         if began_at >= self._next_at:
-            self.write()
+            self.write("; training continues")
             if self.opens_browser:
                 self.opens_browser = False
                 _open_in_browser(self.folder / REPORT_FILE)
             state.meter.exclude(time.monotonic() - began_at)  # images per second count training alone
 
-    def write(self) -> None:
-        """Write the page; also called at the end, after the state of the run has been recorded."""
+    def write(self, remark: str = "") -> None:
+        """Write the page; also called at the end, after the state of the run has been recorded.
+
+        `remark` ends the warning of a page that cannot be written.
+        """
         began_at, is_first = time.monotonic(), not self._next_at
         try:
             with os_errors_as(RunError, self.folder):
                 history = self._history.read()
             write_run_report(self.folder, self.folder / REPORT_FILE, history)
         except FacetrainError as error:
-            warn(f"{error}; training continues")
+            warn(f"{error}{remark}")
         except Exception:  # any error of a plotting library: it must not end days of training
             logger.warning("%s was not written", REPORT_FILE, exc_info=True)
         now = time.monotonic()

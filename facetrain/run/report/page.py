@@ -73,7 +73,7 @@ def write_run_report(folder: Path, output: Path, history: History | None = None)
         page = render(
             "run/report/report.html.j2", title=folder.resolve().name, run=run_values(folder, history)
         )
-    with os_errors_as(RunError, output, "choose another --output"):
+    with os_errors_as(RunError, output):
         write_atomically(output, page)
 
 

@@ -52,6 +52,22 @@ def test_a_page_that_cannot_be_written_is_a_warning(tmp_path, state, caplog, mon
     page.update(state)
     page.update(state)
     assert caplog.text.count("not the folder of a run") == 1 and "training continues" in caplog.text
+    caplog.clear()
+    for name in ("config.yaml", "environment.json", "report.html"):
+        (tmp_path / "moved away" / name).mkdir(parents=True)
+    page.write()  # at the end of the run
+    assert "not the folder of a run" in caplog.text and "training continues" not in caplog.text
+
+
+def test_the_warning_of_a_page_does_not_name_an_option_that_training_lacks(
+    tmp_path, state, caplog, monkeypatch
+):
+    monkeypatch.setattr(logger, "propagate", True)
+    (tmp_path / "config.yaml").write_text("data: {train: x}\n")
+    (tmp_path / "environment.json").write_text("{}")
+    (tmp_path / "report.html").mkdir()
+    LiveReport(tmp_path).update(state)
+    assert "report.html: Is a directory" in caplog.text and "--output" not in caplog.text
 
 
 def test_the_first_batch_of_a_run_is_kept_as_the_network_gets_it(tmp_path):
