@@ -10,7 +10,7 @@ from facetrain.distributed.grace_period import grace_s
 from facetrain.distributed.process_lifetime import outside_launcher
 from facetrain.distributed.stop_request import StopRequest
 from facetrain.distributed.world import World
-from facetrain.errors import DivergedError, FacetrainError
+from facetrain.errors import DivergedError
 from facetrain.run.agree import Agreed
 from facetrain.run.folder.run_state import record_end
 from facetrain.run.open_run import Run
@@ -53,7 +53,7 @@ def _upload_again(agreed: Agreed, checkpoint: Checkpoint, world: World) -> int:
         return upload_rest(agreed, checkpoint.step, uploads, stop_request, world)
 
 
-def keep_what_is_saved(run: Run, error: FacetrainError) -> None:
+def keep_what_is_saved(run: Run, error: Exception) -> None:
     """Keep what can be kept of a run that fails on all ranks together."""
     # They can still commit the checkpoint in flight: it is from before.
     checkpointing = run.callbacks.checkpointing

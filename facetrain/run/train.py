@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from facetrain.config.schema import Config
@@ -13,7 +13,7 @@ from facetrain.distributed.grace_period import grace_s
 from facetrain.distributed.process_setup import fix_cublas_workspace
 from facetrain.distributed.ranks import Ranks
 from facetrain.distributed.world import ARRIVAL_S, World, assemble, join
-from facetrain.errors import CheckpointError, DataError, DivergedError, SkippedError
+from facetrain.errors import CheckpointError, DivergedError, SkippedError
 from facetrain.remote.download import pinned
 from facetrain.run.agree import agree
 from facetrain.run.build import Parts, build
@@ -145,9 +145,11 @@ def _train_to_end(run: Run) -> None:
         # Of all ranks. Another one may be of this rank alone, such as that of an augmentation which only it has drawn.
         keep_what_is_saved(run, error)
         raise only_leader_reports(parts.world, error) from error
-    except DataError as error:
+    except Exception as error:
         if parts.world.size == 1:  # of several ranks, one fails alone, and nobody waits for the others' parts
-            keep_what_is_saved(run, error)
+            with suppress(Exception):  # it would hide the first one
+                parts.check_lock()  # what another process writes now is left to it
+                keep_what_is_saved(run, error)
         raise
     finally:
         run.close()

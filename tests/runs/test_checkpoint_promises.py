@@ -32,10 +32,14 @@ import pytest
 import torch
 
 from facetrain.backbone.zoo import build_backbone
+from facetrain.checkpoint.commit import complete_steps
 from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.config.loading import load_config
 from facetrain.distributed import collectives
+from facetrain.errors import RunError
 from facetrain.models.embedding_model import open_model
+from facetrain.run.folder.lock_file import Holder
+from facetrain.run.request import as_override
 from tests.runs.conftest import dataset  # noqa: F401
 from tests.support import training
 from tests.support.ranks import run_ranks
@@ -111,6 +115,34 @@ def test_a_checkpoint_has_the_files_of_the_list(saved):
     found = {path.name + "/" * path.is_dir() for path in saved.rglob("*")}
     assert found == set(listed) - {"checkpoints/"}
     assert (saved / "latest").read_text().strip() == "step_00002000"
+
+
+ENDS = """
+from pathlib import Path
+
+
+def end(image, key, *, folder, lock=""):
+    if any(Path(folder).glob("checkpoints/.step_*.tmp-*")):
+        if lock:
+            Path(folder, "run.lock").write_text(lock)
+        raise MemoryError("no more")
+    return image
+"""
+
+
+@pytest.mark.parametrize("taken_over", [False, True])
+def test_a_single_process_that_fails_keeps_the_checkpoint_that_it_saves_unless_another_one_has_the_run(
+    finished, tmp_path, monkeypatch, taken_over
+):
+    (tmp_path / f"ends_{taken_over}.py").write_text(ENDS)
+    monkeypatch.syspath_prepend(tmp_path)
+    other = Holder.of_this_process(()).dump().decode()
+    options = {"folder": str(tmp_path / "run")} | ({"lock": other} if taken_over else {})
+    own = {"type": f"ends_{taken_over}:end", "options": options}
+    changes = [as_override("data.augment.own", [own]), "train.max_steps=4"]
+    with pytest.raises(RunError, match="too little memory"):
+        training.train(load_config(finished.parent / "tiny.yaml", changes), tmp_path / "run")
+    assert complete_steps(tmp_path / "run" / "checkpoints") == ([] if taken_over else [2])
 
 
 def test_the_sizes_of_the_table_are_those_of_weights_and_momentum():
