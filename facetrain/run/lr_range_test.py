@@ -76,7 +76,9 @@ class RangeTest(BaseModel, frozen=True):
 
     def describe(self) -> str:
         """Return what was chosen and why, in one line."""
-        tested = f"{len(self.losses)} steps with rates from {self.rates[0]:.2g} to {self.rates[-1]:.2g}"
+        # A loss that is not finite ends the test early.
+        last = self.rates[len(self.losses) - 1]
+        tested = f"{len(self.losses)} steps with rates from {self.rates[0]:.2g} to {last:.2g}"
         if not self.found:
             return f"--lr find: optim.lr stays {self.lr:.3g}: the loss fell at no rate in {tested}"
         return f"--lr find: optim.lr {self.lr:.3g}, from the rates that lowered the loss in {tested}"

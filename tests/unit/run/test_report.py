@@ -68,6 +68,13 @@ def folder(tmp_path):
     return folder
 
 
+def test_a_range_test_that_a_loss_has_ended_names_the_rates_that_it_has_tried():
+    test = RangeTest(rates=[0.01, 0.1, 1.0], losses=[3.0, float("nan")], lr=0.02)
+    assert test.describe() == (
+        "--lr find: optim.lr 0.02, from the rates that lowered the loss in 2 steps with rates from 0.01 to 0.1"
+    )
+
+
 @pytest.fixture
 def text(folder):
     write_run_report(folder, folder / "report.html")
