@@ -144,7 +144,7 @@ class TrainStep:
             f"the loss or the gradient was not finite in {skipped} consecutive steps, the last of them step "
             f"{self._number} (loss {loss:g}, gradient norm {norm:g}; diverged.json lists its images); {advice}"
             "lower optim.lr, raise optim.warmup_epochs or set train.precision to fp32 if it is not, and resume from "
-            "the last checkpoint",
+            "the last checkpoint, or start again if there is none",
             report,
         )
 
