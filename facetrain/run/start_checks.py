@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from facetrain.backbone.own_network import OwnNetwork
+from facetrain.checkpoint.commit import CHECKPOINTS, complete_steps
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.label_problems import FEWEST_PEOPLE, label_remarks
@@ -47,6 +48,8 @@ def check_start(
         RunError: the disk cannot hold a checkpoint, or cannot rename a folder.
     """
     facts = gather_facts(config, source, state.world.size)
+    # Those of later steps are put aside, and stay.
+    held = sum(step <= state.step for step in complete_steps(folder / CHECKPOINTS))
     warnings = [
         *label_remarks(source, config.data.train),
         *(f"{config.data.train}: {photos}" for photos in [describe_photos(source)] if photos),
@@ -58,7 +61,7 @@ def check_start(
         *_check_effects(config),
         *_check_precision(config, facts),
         *_check_lengths(state),
-        *check_free_space(config, folder, checkpoint_bytes(config, state), steps),
+        *check_free_space(config, folder, checkpoint_bytes(config, state), steps, held=held),
     ]
     _require_renames(folder)
     return warnings
@@ -182,8 +185,10 @@ def _check_lengths(state: TrainState) -> Iterator[str]:
         )
 
 
-def check_free_space(config: Config, folder: Path, size: int, steps: int) -> Iterator[str]:
+def check_free_space(config: Config, folder: Path, size: int, steps: int, *, held: int = 0) -> Iterator[str]:
     """Yield a warning if the disk cannot hold all checkpoints, of `size` bytes each, that a run of `steps` steps keeps.
+
+    `held` counts those that a run that continues has already.
 
     Raises:
         RunError: the disk cannot hold one checkpoint.
@@ -198,7 +203,7 @@ def check_free_space(config: Config, folder: Path, size: int, steps: int) -> Ite
         )
     # The next checkpoint is written before the oldest is removed.
     kept = config.checkpoint.keep + (config.checkpoint.best_metric is not None)
-    count = min(kept + 1, -(-steps // config.checkpoint.every_steps))
+    count = min(max(kept + 1 - held, 1), -(-steps // config.checkpoint.every_steps))
     if free < size * count:
         yield (
             f"{folder}: {count} checkpoints of {size / 1e6:,.1f} MB are written, and the disk has {free / 1e6:,.1f} "

@@ -77,6 +77,8 @@ def test_a_disk_too_small_for_the_kept_checkpoints_is_reported(
         monkeypatch.setattr("shutil.disk_usage", lambda path, free=free: SimpleNamespace(free=free))
         warnings = list(check_free_space(config, tmp_path / "new" / "run", size, steps=60))
         assert [message in line for line in warnings] == ([True] if message else [])
+        # A run that continues replaces one of those that it has by the next one.
+        assert not list(check_free_space(config, tmp_path / "new" / "run", size, steps=60, held=keep))
     with pytest.raises(RunError, match=r"9,000\.0 MB"):
         list(check_free_space(config, tmp_path, 9 * size, steps=60))
 
