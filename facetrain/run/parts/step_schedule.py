@@ -45,7 +45,13 @@ class Stage:
         """Return the settings of the stage in words."""
         anchor, rate = self.head.expectations, self.head.sample_rate
         anchors = "" if anchor == "off" else f", {anchor} expectations"
-        classes = "all classes" if rate >= 1 else f"{rate:.3g} of the classes"
+        classes = (
+            "all classes"
+            if rate >= 1
+            else f"{rate:.3g} of the classes"
+            if rate
+            else "the classes of the batch"
+        )
         return f"{self.global_batch_size:,} images per step, {classes}{anchors}"
 
 

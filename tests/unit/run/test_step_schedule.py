@@ -104,6 +104,8 @@ def test_a_stage_is_a_config_of_its_own():
     stages = [{"until_epoch": 1, "sample_rate": 0.1}]
     schedule = schedule_steps(config_of(stages), IMAGES, 1)
     assert schedule.stages[0].describe() == "12 images per step, 0.1 of the classes"
+    (alone,) = schedule_steps(config_of([{"until_epoch": 5, "sample_rate": 0}]), IMAGES, 1).stages
+    assert alone.describe() == "12 images per step, the classes of the batch"
     values = [
         (epoch, c.head.sample_rate, c.train.global_batch_size)
         for epoch, c in stage_configs(config_of([*stages, {"until_epoch": 5, "global_batch_size": 24}]))
