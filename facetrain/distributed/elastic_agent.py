@@ -143,7 +143,9 @@ def _failure_of_ranks(log_dir: Path) -> int:
 
 def _last_start(log_dir: Path) -> Path | None:
     """Return the folder of the agent for the last start of its ranks; None if there was none."""
-    return max(log_dir.glob("*/attempt_*"), key=lambda path: path.stat().st_mtime, default=None)
+    # By its number: a clock may be set back between two starts.
+    attempts = log_dir.glob("*/attempt_*")
+    return max(attempts, key=lambda path: int(path.name.removeprefix("attempt_")), default=None)
 
 
 def _exit_code(error: ChildFailedError) -> int:
