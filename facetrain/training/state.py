@@ -16,7 +16,7 @@ from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.snapshot import ClassRows, Snapshot
 from facetrain.distributed import collectives
 from facetrain.distributed.world import World
-from facetrain.errors import CheckpointError, ConfigError
+from facetrain.errors import CheckpointError, ConfigError, is_out_of_memory
 from facetrain.head.head_group import Head, head_parts
 from facetrain.models.known_identities import IDENTITIES, Names
 from facetrain.optim.frozen_parts import trained_buffers
@@ -119,6 +119,8 @@ class TrainState:
             self._load(checkpoint)
         # A checkpoint of another network fails in many ways: by a missing name, another shape, another kind of value.
         except (RuntimeError, KeyError, ValueError, TypeError) as error:
+            if is_out_of_memory(error):
+                raise
             raise CheckpointError(
                 f"{checkpoint.folder}: belongs to another network, or was not written by a run "
                 f"({' '.join(str(error).split())[:300]})"

@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from facetrain.config.loading import load_config
-from facetrain.errors import CheckpointError
+from facetrain.errors import CheckpointError, RunError
+from facetrain.head.partial_fc import PartialFC
 from facetrain.telemetry.jsonl import read_jsonl
 from tests.runs.conftest import dataset, train_and_resume  # noqa: F401
 from tests.support import training
@@ -73,6 +74,17 @@ def test_a_checkpoint_that_no_run_saves_is_refused_and_nothing_outside_is_writte
     with pytest.raises(CheckpointError, match="step_00000002"):
         training.go_on(tmp_path / "run", changes=["train.max_steps=4"])
     assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
+
+
+def test_too_little_memory_for_a_checkpoint_is_not_taken_for_another_network(finished, tmp_path, monkeypatch):
+    shutil.copytree(finished[0], tmp_path / "run")
+
+    def load_rows(head, read):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+    monkeypatch.setattr(PartialFC, "load_rows", load_rows)
+    with pytest.raises(RunError, match="^rank 0: too little memory"):
+        training.go_on(tmp_path / "run", changes=["train.max_steps=4"])
 
 
 @pytest.mark.parametrize("optimizer", ["name: sgd", "name: adamw", "muon: {lr: 0.01}"])
