@@ -41,6 +41,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "head_bf16": {"precision": "bf16"},
     "head_bf16_stored16": {"precision": "bf16", "weight_dtype": "bfloat16", "momentum_dtype": "bfloat16"},
     "head_bf16_stored8": {"precision": "bf16", "weight_dtype": "bfloat16", "momentum_dtype": "int8"},
+    "head_bf16_stored16_long": {
+        "precision": "bf16",
+        "weight_dtype": "bfloat16",
+        "momentum_dtype": "bfloat16",
+        "chunk_size": 1 << 18,
+    },
     "head_fp16": {"precision": "fp16"},
     "head_fp16_stored16": {"precision": "fp16", "weight_dtype": "bfloat16", "momentum_dtype": "bfloat16"},
     "head_sampled": {"sample_rate": 0.1},
@@ -50,9 +56,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 """facetrain's head: keys of the config's section `head`, and the precision of the matrix products. With fp16, a GPU
 multiplies in bfloat16 if it can."""
-DEFAULT_VARIANTS = [name for name in VARIANTS if "1pct" not in name and "fp16" not in name]
-"""All variants except fp16, which is for GPUs, and except a sample rate of 1 %, which needs more classes than
-fit in a short run."""
+DEFAULT_VARIANTS = [
+    name for name in VARIANTS if "1pct" not in name and "fp16" not in name and "long" not in name
+]
+"""All variants except fp16 and long chunks, which are for GPUs, and except a sample rate of 1 %, which needs more
+classes than fit in a short run."""
 BASELINE = "head_fp32"
 """Variant with which the others are compared."""
 

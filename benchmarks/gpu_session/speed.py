@@ -15,7 +15,7 @@ from benchmarks.backbone import BackboneWorkload, measure_backbone_steps
 from benchmarks.gpu_session import expected
 from benchmarks.gpu_session.memory import free_memory
 from benchmarks.gpu_session.rows import Rows, row
-from benchmarks.head import HeadWorkload, measure_variant
+from benchmarks.head import VARIANTS, HeadWorkload, measure_variant
 from benchmarks.plain_head import measure_plain
 from facetrain.bench.generated_dataset import open_or_generate
 from facetrain.bench.loader import loader_rate
@@ -93,23 +93,23 @@ def measure_head(
     device: str, identities: int, precision: str, batch: int, steps: int, failures: list[str]
 ) -> Rows:
     """Yield seconds and bytes of the head's step, and of plain PyTorch with all logits at once."""
-    for name, stored in (
-        (f"head_{precision}", "float32"),
-        (f"head_{precision}_stored16", "bfloat16"),
-        (f"plain_{precision}", ""),
-    ):
+    plain, head = f"plain_{precision}", f"head_{precision}"
+    # In the last one, the host launches a quarter of the operations.
+    heads = [name for name in (head, f"{head}_stored16", f"{head}_stored16_long") if name in VARIANTS]
+    for name in (*heads, plain):
         try:
             workload = HeadWorkload(identities, batch, _EMBEDDING_SIZE, steps, device)
-            report = (measure_variant if stored else measure_plain)(name, workload)
+            report = (measure_plain if name == plain else measure_variant)(name, workload)
         except Exception:
             failures.append(f"{name}, {identities:,} identities: {traceback.format_exc()}")
             continue
         finally:
             free_memory()
         size = None
-        if stored:
+        if name != plain:
+            options = {key: value for key, value in VARIANTS[name].items() if key != "precision"}
             keys = {"train.batch_size": batch, "train.precision": precision}
-            keys |= {"head.weight_dtype": stored, "head.momentum_dtype": stored}
+            keys |= {f"head.{key}": value for key, value in options.items()}
             size = expected.expected_head(expected.run_config(keys, device), identities)
         what = f"{name}, {identities:,} identities, {batch} embeddings"
         yield row(what, "ms", 1e3 * report["step_s"])
