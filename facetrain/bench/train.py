@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -115,7 +116,9 @@ def measure_training(
                 name: partial(speed_of, run.global_batch_size, partial(_take_some, run, of_input))
                 for name, of_input in batches.items()
             }
-            rates = in_turn(variants, turns.rounds)
+            # A benchmark that is stopped, or fails later, has said something.
+            report = partial(_print_rate, is_leader=world.is_leader)
+            rates = in_turn(variants, turns.rounds, report)
             # The best of two: other work on the machine can only slow a measurement down.
             again = measure_peak(config.train.precision, world.device)
             machine = MachinePeak(max(machine.flops, again.flops), max(machine.bytes, again.bytes))
@@ -217,6 +220,11 @@ def _images_per_second(
     take_steps(steps)
     synchronize(device)
     return steps * images_per_step / (time.perf_counter() - start)
+
+
+def _print_rate(name: str, images_per_s: float, *, is_leader: bool) -> None:
+    if is_leader:
+        print(f"{name}: {images_per_s:.1f} images/s", file=sys.stderr, flush=True)
 
 
 def _profile(run: BenchedRun, batches: Batches, scratch: Path) -> Profile:

@@ -30,13 +30,18 @@ class RunWorkload:
     """Classes of the head, unless the dataset has more."""
 
 
-def in_turn(variants: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Return what the function of each variant returns in each round.
+def in_turn(
+    variants: Mapping[str, Callable[[], float]],
+    rounds: int,
+    report: Callable[[str, float], None] = lambda name, result: None,
+) -> dict[str, list[float]]:
+    """Return what the function of each variant returns in each round; each result is also reported at once.
 
     The variants take turns, so that a busy machine slows all of them down by the same share.
     """
     results: dict[str, list[float]] = {name: [] for name in variants}
     for _ in range(rounds):
         for name, measure in variants.items():
-            results[name].append(measure())
+            results[name].append(result := measure())
+            report(name, result)
     return results

@@ -11,7 +11,7 @@ from facetrain.config.loading import build_config
 from facetrain.embeddings.inference import Inference
 from facetrain.models.model_file import describe_backbone, save_model
 from facetrain.run.parts.teacher_embeddings import write_teacher_embeddings
-from tests.support.command import output_of
+from tests.support.command import facetrain, output_of
 from tests.support.datasets import write_records
 
 SMALLEST = {"layers": [1] * 4, "widths": [8, 8, 16, 16], "embedding_size": 32}
@@ -48,7 +48,11 @@ def test_whole_steps_are_measured_with_and_without_a_dataset(capsys):
         "data.image_size=32",
     )
     sets = [word for value in (*small, "train.batch_size=8", "data.workers=1") for word in ("--set", value)]
-    report = bench("train", *sets, "--identities", 1000, "--steps", 2, "--rounds", 1, "--nproc-per-node", 2)
+    sizes = ("--identities", 1000, "--steps", 2, "--rounds", 1, "--nproc-per-node", 2)
+    done = facetrain("bench", "train", *sets, *sizes, "--json")
+    report = json.loads(done.stdout)
+    for name, found in report["inputs"].items():
+        assert f"{name}: {found['images_per_s']:.1f} images/s\n" in done.stderr, "at once"
     assert report["ranks"] == 2 and report["identities"] == 1000
     assert set(report["inputs"]) == {"synthetic", "records"}
     for found in report["inputs"].values():
