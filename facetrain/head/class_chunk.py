@@ -47,46 +47,41 @@ class Chunk:
         target: TargetClass,
         margin: Margin,
         start: int,
-        inverse_norm_C: Tensor | None = None,
+        inverse_norm_C: Tensor,
+        *,
+        has_norms: bool,
     ) -> None:
         """Take the factor of the embeddings (`factor_of`), and centers; `start` is the chunk's first position.
 
-        `inverse_norm_C` is 1 / |w| of an earlier chunk of the same centers; None: it is computed.
+        `inverse_norm_C` has 1 / |w| of each center if `has_norms`; otherwise it is written.
         """
         self._start, self._stop = start, start + len(weight_CD)
         self._target, self._margin, self._unit_GD = target, margin, unit_GD
-        self._weight_CD = weight_CD
-        self.inverse_norm_C, self._factor_CD = self._norms_and_factor(inverse_norm_C)
-        """1 / |w| of each center, and the centers as the products take them."""
+        self._weight_CD, self._inverse_norm_C = weight_CD, inverse_norm_C
+        self._factor_CD = self._center_factor() if has_norms else self._norms_and_factor()
+        """The centers as the products take them."""
 
     @staticmethod
     def factor_of(unit_GD: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
         """Return what all chunks multiply with their centers: the unit embeddings in the dtype of the products."""
         return unit_GD.to(dtype)
 
-    def _norms_and_factor(self, inverse_norm_C: Tensor | None) -> tuple[Tensor, Tensor]:
-        if inverse_norm_C is None:
-            # In the embeddings' precision for bfloat16 centers, too: a norm that is rounded to 8 bits would change all
-            # logits of a class by up to 0.2 %. A center of zeros gets the cosine 0, not NaN.
-            norm_C = torch.linalg.vector_norm(self._weight_CD, dim=1, dtype=self._target.cos_G.dtype)
-            inverse_norm_C = norm_C.clamp_min_(1e-12).reciprocal_()
-        return inverse_norm_C, self._center_factor(inverse_norm_C)
+    def _norms_and_factor(self) -> Tensor:
+        """Write the inverse norms; return the factor."""
+        # In the embeddings' precision for bfloat16 centers, too: a norm that is rounded to 8 bits would change all
+        # logits of a class by up to 0.2 %. A center of zeros gets the cosine 0, not NaN.
+        norm_C = self._inverse_norm_C
+        torch.linalg.vector_norm(self._weight_CD, dim=1, dtype=norm_C.dtype, out=norm_C)
+        norm_C.clamp_min_(1e-12).reciprocal_()
+        return self._center_factor()
 
-    def _center_factor(self, inverse_norm_C: Tensor) -> Tensor:
+    def _center_factor(self) -> Tensor:
         return self._weight_CD.to(self._unit_GD.dtype)
 
     @functools.cached_property
     def _targets(self) -> tuple[Tensor, Tensor]:
         """Whether each sample's target class is in this chunk, and its column; any column, if it is not."""
         return self._target.columns(self._start, self._stop)
-
-    def store_inverse_norms(self, into_S: Tensor) -> None:
-        """Write 1 / |w| of each center to its place in a tensor for all chunks of a step.
-
-        One small tensor per chunk, kept until the backward pass, would lie between the large ones of the chunks: the
-        C library could then not use their memory again, and the peak of a step grew by up to a quarter of the tables.
-        """
-        into_S[self._start : self._stop] = self.inverse_norm_C
 
     def add_to(self, statistics_PG: Tensor) -> Tensor:
         """Return the loss's statistics with this chunk's negatives added."""
@@ -104,7 +99,7 @@ class Chunk:
             slope_GC.mul_(factor_GC)
         # cos = e·w / |w|: both gradients have the factor 1 / |w|. It is multiplied in before the slopes are rounded to
         # 16 bits, so that each of them is rounded once.
-        return slope_GC.mul_(self.inverse_norm_C).to(self._unit_GD.dtype)
+        return slope_GC.mul_(self._inverse_norm_C).to(self._unit_GD.dtype)
 
     def undivided_slopes(self, log_total_G: Tensor) -> Tensor:
         """Return the factor of both products of the backward pass: the slopes, of a bounded chunk not yet divided."""
@@ -120,14 +115,14 @@ class Chunk:
         The former still lacks a factor per sample, which is the same for all chunks.
         """
         grad_GD = self.embedding_gradient(slope_GC)
-        grad_CD = self._center_product(slope_GC, inputs.weighted_GD).to(self.inverse_norm_C.dtype)
+        grad_CD = self._center_product(slope_GC, inputs.weighted_GD).to(self._inverse_norm_C.dtype)
         # Samples whose target class is not in this chunk add 0 to an arbitrary row.
         inside_G, column_G = self._targets
         grad_CD.index_add_(0, column_G, torch.where(inside_G[:, None], inputs.target_grad_GD, 0))
         # cos = e·w/|w| does not depend on |w|: remove the gradient's component along w.
         weight_CD = self._weight_CD.to(grad_CD.dtype)
         along_C = torch.linalg.vecdot(grad_CD, weight_CD)
-        return grad_GD, grad_CD.addcmul_(weight_CD, (along_C * self.inverse_norm_C**2)[:, None], value=-1)
+        return grad_GD, grad_CD.addcmul_(weight_CD, (along_C * self._inverse_norm_C**2)[:, None], value=-1)
 
     def unfinished_gradients(
         self, slope_GC: Tensor, inputs: BackwardInputs
@@ -147,9 +142,9 @@ class Chunk:
 
     def _logits(self) -> tuple[Tensor, Tensor | None]:
         """Return the negatives' logits (−∞ for targets), and the margin's factor on their derivatives; None: 1."""
-        logit_GC = product_with_transposed(self._unit_GD, self._factor_CD).to(self.inverse_norm_C.dtype)
+        logit_GC = product_with_transposed(self._unit_GD, self._factor_CD).to(self._inverse_norm_C.dtype)
         # Scaled by columns after the product: unit centers would be a second table of the size of the chunk.
-        logit_GC.mul_(self.inverse_norm_C * self._margin.scale)
+        logit_GC.mul_(self._inverse_norm_C * self._margin.scale)
         # Before the targets are taken out: a margin may compare negatives with the target, and −∞ passes through no
         # formula.
         factor_GC = self._margin.change_negatives_(logit_GC, self._target.cos_G)
@@ -216,25 +211,25 @@ class BoundedChunk(Chunk):
 
     def _over_norms(self, number_GC: Tensor) -> Tensor:
         """Divide by the norms of the centers, in place, unless the product has had unit centers."""
-        return number_GC if self._has_unit_centers else number_GC.mul_(self.inverse_norm_C)
+        return number_GC if self._has_unit_centers else number_GC.mul_(self._inverse_norm_C)
 
     @property
     def _has_unit_centers(self) -> bool:
         # In 16 bits, the copy of the centers is of unit ones: their norms cost no further pass then.
         return self._unit_GD.dtype.itemsize < self._target.cos_G.dtype.itemsize
 
-    def _center_factor(self, inverse_norm_C: Tensor) -> Tensor:
+    def _center_factor(self) -> Tensor:
         if not self._has_unit_centers:
-            return super()._center_factor(inverse_norm_C)
+            return super()._center_factor()
         narrow_CD = torch.empty_like(self._weight_CD, dtype=self._unit_GD.dtype)
-        return torch.mul(self._weight_CD, inverse_norm_C[:, None], out=narrow_CD)
+        return torch.mul(self._weight_CD, self._inverse_norm_C[:, None], out=narrow_CD)
 
     def _center_product(self, slope_GC: Tensor, weighted_GD: Tensor) -> Tensor:
         product_CD = super()._center_product(slope_GC, weighted_GD)
         if not self._has_unit_centers:
             return product_CD
         # Converted first: on a CPU, a product of two dtypes takes 25 times as long.
-        return product_CD.to(self.inverse_norm_C.dtype).mul_(self.inverse_norm_C[:, None])
+        return product_CD.to(self._inverse_norm_C.dtype).mul_(self._inverse_norm_C[:, None])
 
 
 class FusedChunk(BoundedChunk):
@@ -260,12 +255,12 @@ class FusedChunk(BoundedChunk):
 
         return exponentials(self._logit_factors())
 
-    def _norms_and_factor(self, inverse_norm_C: Tensor | None) -> tuple[Tensor, Tensor]:
-        if inverse_norm_C is not None or self._weight_CD.dtype == self._unit_GD.dtype:
-            return super()._norms_and_factor(inverse_norm_C)
+    def _norms_and_factor(self) -> Tensor:
+        if self._weight_CD.dtype == self._unit_GD.dtype:
+            return super()._norms_and_factor()
         from facetrain.head.kernels.margin_softmax import narrowed
 
-        return narrowed(self._weight_CD, self._unit_GD.dtype)
+        return narrowed(self._weight_CD, self._unit_GD.dtype, self._inverse_norm_C)
 
     @property
     def _has_unit_centers(self) -> bool:
@@ -279,7 +274,7 @@ class FusedChunk(BoundedChunk):
         return LogitFactors(
             self._unit_GD,
             self._factor_CD,
-            self.inverse_norm_C,
+            self._inverse_norm_C,
             self._target.position_G,
             self._start,
             threshold * self._margin.scale if threshold else math.inf,

@@ -93,21 +93,29 @@ class ClassSweep:
         return self.sampled.tables.by_name[self.table]
 
     def chunks(
-        self, unit_GD: Tensor, target: TargetClass, inverse_norm_S: Tensor | None = None
+        self, unit_GD: Tensor, target: TargetClass, inverse_norm_S: Tensor, *, has_norms: bool = True
     ) -> Iterator[tuple[Rows, Chunk]]:
         """Yield each chunk with its rows of the table.
 
-        `inverse_norm_S` has 1 / |w| of all centers in the backward pass; it is None in the forward pass.
+        `inverse_norm_S` has 1 / |w| of all centers, or without `has_norms` each chunk writes its own.
         """
         size, index_S = self.sampled.size, self.sampled.index_S
         for start in range(0, size, self.classes_per_chunk):
             stop = min(start + self.classes_per_chunk, size)
             rows: Rows = slice(start, stop) if index_S is None else index_S[start:stop]
-            inverse_norm_C = None if inverse_norm_S is None else inverse_norm_S[start:stop]
+            inverse_norm_C = inverse_norm_S[start:stop]
             # Not assigned to a name here: it would keep the chunk's memory until the next one exists.
             yield (
                 rows,
-                self.chunk_type(unit_GD, self.weight.fetch(rows), target, self.margin, start, inverse_norm_C),
+                self.chunk_type(
+                    unit_GD,
+                    self.weight.fetch(rows),
+                    target,
+                    self.margin,
+                    start,
+                    inverse_norm_C,
+                    has_norms=has_norms,
+                ),
             )
 
     def statistics(self, factor_GD: Tensor, target: TargetClass) -> tuple[Tensor, Tensor, list[Tensor]]:
@@ -116,15 +124,16 @@ class ClassSweep:
         That is 1 / |w| of all centers, and the exponentials of all chunks; none, if they are not kept.
         """
         statistics_PG = softmax.begin(target.cos_G)
-        # Kept for the backward pass: S numbers save it a pass over the centers.
+        # Kept for the backward pass: S numbers save it a pass over the centers. Not one small tensor per chunk, which
+        # would lie between the large ones of the chunks: the C library could then not use their memory again, and the
+        # peak of a step grew by up to a quarter of the tables.
         inverse_norm_S, kept = target.cos_G.new_empty(self.sampled.size), []
-        for _, chunk in self.chunks(factor_GD, target):
+        for _, chunk in self.chunks(factor_GD, target, inverse_norm_S, has_norms=False):
             if self.keeps_exponentials and isinstance(chunk, BoundedChunk):
                 statistics_PG, exponential_GC = chunk.exponentials(statistics_PG)
                 kept.append(exponential_GC)
             else:
                 statistics_PG = chunk.add_to(statistics_PG)
-            chunk.store_inverse_norms(inverse_norm_S)
             del chunk  # or its memory would be held while the next chunk is made
         return statistics_PG, inverse_norm_S, kept
 

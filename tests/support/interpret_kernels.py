@@ -54,7 +54,8 @@ def kernel_errors(rows, classes, size, dtype, scale, threshold):
     tensors = on_device(unit, weight, inverse.float(), torch.where(is_local, target + start, target))
     factors = LogitFactors(*tensors, start, limit)
     statistics, found = add_and_keep(before.to(DEVICE), factors)
-    inverse_norm, narrow = narrowed(stored.to(DEVICE), dtype)
+    inverse_norm = torch.empty(classes, device=DEVICE)
+    narrow = narrowed(stored.to(DEVICE), dtype, inverse_norm)
     return {
         "largest": (statistics[0].cpu() - largest).nan_to_num(posinf=0, neginf=0).abs().max().item(),
         "total": (statistics[1].cpu() / total - 1).abs().max().item(),

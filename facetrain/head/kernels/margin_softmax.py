@@ -75,10 +75,9 @@ def exponentials(factors: LogitFactors) -> Tensor:
     return exponential_GX[:, : len(factors.factor_CD)]
 
 
-def narrowed(weight_CD: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return 1/|w| of float32 centers, (C,), and the centers in `dtype`, from one pass over them."""
+def narrowed(weight_CD: Tensor, dtype: torch.dtype, inverse_norm_C: Tensor) -> Tensor:
+    """Return float32 centers in `dtype`, and write 1/|w| of each, float32 (C,), in one pass over them."""
     classes, size = weight_CD.shape
-    inverse_norm_C = weight_CD.new_empty(classes)
     narrow_CD = weight_CD.new_empty(weight_CD.shape, dtype=dtype)
     launch(
         _narrow,
@@ -92,7 +91,7 @@ def narrowed(weight_CD: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         BD=power_of_2(size),
         num_warps=_CENTER_WARPS,
     )
-    return inverse_norm_C, narrow_CD
+    return narrow_CD
 
 
 def _empty_sums(factors: LogitFactors) -> Tensor:

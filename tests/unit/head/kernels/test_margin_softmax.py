@@ -61,7 +61,7 @@ def test_the_grid_of_a_chunk_of_many_classes_is_within_the_limits_of_cuda(batch,
             for size in ((batch, 512), (classes, 512), (classes,), (batch,), (2, batch))
         )
         kernels.add_statistics(statistics, kernels.LogitFactors(unit, weight, inverse, position, 0, 1.0))
-        kernels.narrowed(weight, torch.bfloat16)
+        kernels.narrowed(weight, torch.bfloat16, inverse)
     assert len(grids) == 2
     for first, *others in grids:
         assert first < 2**31 and all(programs < 2**16 for programs in others)
