@@ -179,9 +179,10 @@ def test_a_threshold_above_equal_scores_accepts_none_of_them_in_their_dtype(dtyp
     assert not (score >= threshold).any() and threshold == np.nextafter(score[0], dtype(1))
 
 
+@pytest.mark.parametrize("kind", [True, False])
 @pytest.mark.parametrize("pairs", [1, 20])
-def test_pairs_of_one_kind_have_no_accuracy_and_no_curve(pairs):
-    metrics = metrics_of(np.ones((2 * pairs, 4)), np.ones(pairs, bool))
+def test_pairs_of_one_kind_have_no_accuracy_and_no_curve(pairs, kind):
+    metrics = metrics_of(np.ones((2 * pairs, 4)), np.full(pairs, kind))
     assert not any(name.startswith(("accuracy", "auc", "threshold")) for name in metrics)
 
 
