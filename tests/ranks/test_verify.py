@@ -8,8 +8,10 @@ import torch
 from torch import nn
 
 from facetrain.data.formats.bin import write_bin
+from facetrain.data.tools.aligned_images import NoFaceError
 from facetrain.distributed import collectives
 from facetrain.distributed.stop_request import Stopped, StopRequest
+from facetrain.embeddings.embed_images import _exchange, embed_images
 from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.verify.protocol_options import EvaluationOptions
 from facetrain.verify.protocols import evaluate_set
@@ -55,6 +57,28 @@ def test_sharing_pairs_among_ranks_keeps_the_scores_and_a_signal_to_one_rank_sto
             # Equal images are at distance 0 or a rounding above it, so curves may differ in their ties.
             for name in ("accuracy", "accuracy_no_flip", "accuracy_std", "xnorm", "pairs"):
                 assert found[name] == pytest.approx(alone[name], rel=1e-6), name
+
+
+def embed_readable():
+    """Embed images of which two cannot be read, each on another of two ranks; also exchange a photo without a face."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 8))
+    images = [encoded_image(number) for number in range(7)]
+    images[1] = images[5] = b"damaged"
+    faults, of_all = {}, {collectives.rank(): NoFaceError(f"no face on rank {collectives.rank()}")}
+    options = {"image_size": 16, "batch_size": 2, "device": torch.device("cpu")}
+    found, _ = embed_images(ImageEmbedder(network, **options), images, "set", faults=faults)
+    _exchange(of_all)
+    return found, {number: str(error) for number, error in faults.items()}, sorted(map(repr, of_all.values()))
+
+
+def test_images_that_one_rank_cannot_read_are_left_out_on_all_ranks():
+    alone, faults, _ = embed_readable()
+    assert len(alone) == 5 and faults.keys() == {1, 5}
+    for found, found_faults, of_all in run_ranks(2, embed_readable):
+        np.testing.assert_allclose(found, alone, atol=1e-6)
+        assert found_faults == faults
+        assert of_all == [f"NoFaceError('no face on rank {rank}')" for rank in range(2)]
 
 
 def evaluate_all(folder):
