@@ -16,7 +16,7 @@ from facetrain.data.formats.landmark_file import write_landmarks
 from facetrain.data.images.augment import mirror_landmarks, normalize
 from facetrain.data.images.decode import decode_rgb
 from facetrain.distributed.world import join
-from facetrain.embeddings.embed_images import embed_images, open_embedder
+from facetrain.embeddings.embed_images import embed_images, embed_input, open_embedder
 from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.embeddings.image_inputs import input_landmarks, read_input
 from facetrain.embeddings.inference import Inference
@@ -126,7 +126,9 @@ def test_without_a_file_the_landmarks_are_those_of_aligned_faces(network):
 
 
 @pytest.mark.usefixtures("val")
-def test_a_dataset_and_a_set_are_embedded_with_their_landmarks(network, opened, landmarks, tmp_path):
+def test_a_dataset_and_a_set_are_embedded_with_their_landmarks(
+    network, opened, landmarks, tmp_path, monkeypatch
+):
     write_landmarks(tmp_path / "val.landmarks.npy", landmarks)
     with join("cpu") as world:
         points = input_landmarks(opened, tmp_path / "val.bin")
@@ -136,6 +138,9 @@ def test_a_dataset_and_a_set_are_embedded_with_their_landmarks(network, opened, 
     plain = expected(network, landmarks, mirrored=False)
     unit = plain / np.linalg.norm(plain, axis=1, keepdims=True)
     np.testing.assert_allclose(found, unit, atol=1e-5)
+    monkeypatch.setattr("facetrain.embeddings.embed_images.open_model", lambda path, device: opened)
+    embedded = embed_input(tmp_path / "model", tmp_path / "val.bin", Inference("cpu", 5), flip=False)
+    np.testing.assert_allclose(embedded.embedding, unit, atol=1e-5)
 
     folder = write_records(tmp_path / "records", [n // 2 for n in range(COUNT)], size=32)
     write_landmarks(folder / "landmarks.npy", landmarks)
