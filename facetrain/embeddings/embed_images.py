@@ -209,8 +209,7 @@ def _gives_unit_vectors(
 ) -> bool:
     """Return whether the network normalizes its embeddings, by the first two images. Collective."""
     first = range(min(len(images), 2))
-    silent = replace(embedder, progress=None)
-    plain_ND = silent.embed(images, name=name, flip=False, crop=crop, indices=first, landmarks=landmarks)
+    plain_ND = embedder.embed(images, name=name, flip=False, crop=crop, indices=first, landmarks=landmarks)
     return are_normalized(plain_ND)
 
 

@@ -3,6 +3,7 @@
 import re
 import shutil
 import tarfile
+import tempfile
 from dataclasses import replace
 
 import numpy as np
@@ -17,9 +18,10 @@ from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.embeddings.embedding_files import Embeddings
 from facetrain.embeddings.image_inputs import read_input
 from facetrain.embeddings.inference import Inference
-from facetrain.errors import DataError, ImageError, ModelError
+from facetrain.errors import DataError, ImageError, ModelError, RunError
 from facetrain.models.inference_network import inference_network
 from tests.support.datasets import damage_records, encoded_image, write_records
+from tests.support.faults import small_disk
 
 CPU = torch.device("cpu")
 
@@ -258,6 +260,10 @@ def test_a_lowest_quality_is_refused_for_embeddings_without_one():
     assert replace(known, quality=np.full(2, np.nan)).usable(0).all()
 
 
-def test_rows_larger_than_the_disk_are_refused_before_anything_is_written():
+def test_rows_larger_than_the_disk_are_refused_before_anything_is_written(tmp_path, monkeypatch):
     with pytest.raises(DataError, match="free some space, or set TMPDIR"):
         image_embeddings._temporary_rows(1 << 50, 64)
+    with small_disk(tmp_path / "disk", size_kib=64):
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "disk"))
+        with pytest.raises(RunError, match="disk: No space .*free some space, or set TMPDIR"):
+            image_embeddings._temporary_rows(300, 64)
