@@ -4,17 +4,20 @@ import json
 import os
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from facetrain.config.loading import dump_config, load_config
+from facetrain.config.loading import build_config, dump_config, load_config
 from facetrain.data.images.decode import encode_jpeg, encode_png
-from facetrain.errors import UsageError
+from facetrain.errors import RunError, UsageError
 from facetrain.run.folder import run_state
 from facetrain.run.folder.run_state import Start, train_recorded
 from facetrain.run.lr_range_test import RangeTest
-from facetrain.run.report.page import write_run_report
+from facetrain.run.report import page as page_module
+from facetrain.run.report.history import History
+from facetrain.run.report.page import run_values, write_run_report
 from facetrain.telemetry.jsonl import JsonLines
 from facetrain.verify.output.hardest_pairs import HardestPairs, ShownPair, VerifiedPairs
 from tests.support.command import facetrain
@@ -93,6 +96,93 @@ def test_the_page_has_every_part_of_the_run(text):
     assert "images that could not be read" in page.text
     assert "1 resume or restart" in page.text and "warns" in page.text and "quiet" not in page.text
     assert page.tags.count("svg") == 5 and "--lr find: optim.lr 0.0321" in page.text
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Leave out the curves of the page, which take most of its time."""
+    monkeypatch.setattr(page_module, "draw_curve", lambda *_, **options: None)
+    monkeypatch.setattr(page_module, "svg", lambda figure, name: name)
+
+
+def test_the_first_lines_of_the_page_are_the_best_and_the_last_numbers(tmp_path, undrawn, monkeypatch):
+    config = build_config({"data": {"train": "x"}}, "test")
+    (tmp_path / "config.yaml").write_text(dump_config(config))
+    (tmp_path / "environment.json").write_text('{"gpu": {"driver": {"cuda": "13"}}, "command": ["é"]}')
+    (tmp_path / "log.txt").write_bytes(b"1970 rank 0 WARNING caf\xe9\n" * 150)
+    lines = JsonLines(tmp_path / "metrics.jsonl")
+    lines.write(0, {"lfw/accuracy": 0.9, "agedb/accuracy": 0.5, "agedb/auc": 0.25})
+    lines.write(1, {"loss": 30.0, "images_per_s": 100.0, "peak_memory_gib": 2.0})
+    lines.write(2, {"loss": 20.0, "images_per_s": 400.0, "peak_memory_gib": 1.0, "skipped_images": 0.0})
+    lines.write(2, {"agedb/accuracy": 0.6})
+    lines.write(3, {"loss": 10.0, "images_per_s": float("nan"), "left_s": 65.0, "wait_s": 1.5})
+    lines.close()
+    tiles = [
+        ("best accuracy on agedb", "60.00%"),
+        ("loss, 30 at first", "10"),
+        ("images per second, 100 to 400", "250"),
+        ("waited for images since the last start", "1.5 s"),
+        ("peak memory of rank 0", "2.00 GiB"),
+    ]
+    monkeypatch.setattr(run_state, "is_locked", lambda folder: True)
+    seen = []
+
+    def train():
+        seen.append(run_values(tmp_path))
+        raise RunError("the disk is full")
+
+    with pytest.raises(RunError, match="full"):
+        train_recorded(tmp_path, Start(step=0, ranks=2, device="cpu"), 40, train)
+    running, ended = seen[0], run_values(tmp_path)
+    assert running["tiles"] == [*tiles[:3], ("left", "0:01:05"), *tiles[3:]] and ended["tiles"] == tiles
+    assert running["is_running"] and not ended["is_running"] and running["kind"] != ended["kind"] == "bad"
+    assert ended["headline"] == "90.00%" and "full" in ended["reason"] and running["reason"] == ""
+    assert running["words"] == "best accuracy on lfw; running at step 3 of 40"
+    assert (
+        ended["warnings"].count == 150 and ended["warnings"].last == ["1970 rank 0 WARNING caf\ufffd"] * 100
+    )
+    header, rows = ended["verifications"]
+    assert header == ["step", "lfw accuracy", "agedb accuracy", "agedb AUC"]
+    assert rows == [["0", "90.00%", "50.00%", "0.2500"], ["2", "", "60.00%", ""]]
+    assert ended["environment"] == [("gpu.driver.cuda", "13"), ("command", '["é"]')]
+    assert ended["restarts"] == "0 resumes and restarts" and re.fullmatch(
+        r"[-0-9]+ \d\d:\d\d UTC", ended["starts"][0][0]
+    )
+    state = json.loads((tmp_path / "state.json").read_text())
+    state["starts"][0]["time"] = "soon"
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    monkeypatch.chdir(tmp_path)
+    write_run_report(Path(), Path("report.html"))
+    page = Page(Path("report.html").read_text())
+    assert (
+        f"{tmp_path.name}\n" in page.text and f"{tmp_path} · written" in page.text and "soon\n" in page.text
+    )
+    begun = run_values(tmp_path, History())
+    assert begun["headline"] == "–" and begun["verifications"] is None and begun["tiles"] == []
+
+
+@pytest.mark.parametrize(
+    ("weight", "panels"),
+    [
+        (None, ["loss", "accuracy", "lr", "images_per_s"]),
+        (1, ["loss", "accuracy", "lr", "images_per_s", "distill_loss"]),
+        (0, ["distill_loss", "accuracy", "lr", "images_per_s"]),
+    ],
+)
+def test_the_curves_are_of_the_loss_that_is_trained_and_of_the_one_beside_it(
+    tmp_path, undrawn, weight, panels
+):
+    distill = {"distill": {"teacher": "x", "loss": "cosine", "margin_weight": weight}}
+    config = build_config({"data": {"train": "x"}} | (distill if weight is not None else {}), "test")
+    (tmp_path / "config.yaml").write_text(dump_config(config))
+    (tmp_path / "environment.json").write_text("{}")
+    history = History()
+    history.add({"step": 1, "loss": 5.0} | ({"distill_loss": 0.25} if weight is not None else {}))
+    found = run_values(tmp_path, history)
+    assert found["curves"] == [f"curve-{panel}" for panel in panels]
+    assert (
+        found["headline"] == ("0.25" if weight == 0 else "5") and found["words"] == "loss; failed at step 1"
+    )
 
 
 def test_a_part_of_the_preset_that_the_run_has_switched_off_is_a_difference(folder):
