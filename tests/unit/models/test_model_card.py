@@ -1,6 +1,8 @@
 import re
 from types import SimpleNamespace
 
+import pytest
+
 from facetrain.models.model_card import escape_markdown, model_card
 
 HOSTILE = "ann\x1b[2J\nforged: line\u202e<script>alert(1)</script>|`*x* [a](b) _c_"
@@ -58,7 +60,8 @@ def test_a_card_states_on_how_much_its_results_rest():
     rests, lacks = "uncertain: rests on 8 false accepts, fewer than 30", "needs 1,000 impostor pairs"
     group = {"pairs": 1200.0, "fmr": 2e-7, "fnmr": None, "intervals": {"fmr": (0.0, 3e-6)}}
     found = {
-        "pairs": 6000.0, "genuine": 3000.0, "subjects": 4281, **rates, "intervals": {},
+        "pairs": 6000.0, "genuine": 3000.0, "probes": None, "subjects": 4281, "auc": 0.987654, **rates,
+        "intervals": {"auc": (0.9, 0.99)},
         "needs": {"tar@1e-03": lacks, "fnmr@1e-03": lacks},
         "remarks": {"tar@1e-02": rests, "fnmr@1e-02": rests},
         "groups": [{"column": "sex", "value": "f", **group}],
@@ -71,7 +74,33 @@ def test_a_card_states_on_how_much_its_results_rest():
         f"- lfw is too small for tar@1e-03: it {lacks}.",
     ):
         assert line in lines
+    rows = [line for line in lines if line.startswith("| lfw")]
+    assert rows == ["| lfw | auc | 0.98765 | 0.90000 to 0.99000 |", "| lfw | tar@1e-02 | 90.000% | – |"]
+    assert not any("sex, age" in line for line in lines), "it was measured"
     assert not any("fnmr@" in line for line in lines)
+
+
+def test_a_card_has_the_settings_that_are_not_empty_and_what_the_publisher_says():
+    data = {"train": "x", "shards": 0, "cache": False, "filter": None, "names": [], "note": ""}
+    model = model_of([], config={"data": data, "head": {"margin": {"m2": 0.5}}, "run": {"dir": "runs"}})
+    lines = model_card(model, "net", results={}, file={"format": "ONNX"}, license="MIT").splitlines()
+    settings = [line for line in lines if line.startswith("- `")]
+    assert settings == [
+        "- `data.train`: x",
+        "- `data.shards`: 0",
+        "- `data.cache`: False",
+        "- `head.margin.m2`: 0.5",
+    ]
+    assert "- format: ONNX" in lines and "- license: MIT" in lines
+    assert any(line.startswith("- intended use: _to be filled in") for line in lines)
+    assert any(line.startswith("- license and intended use: _to be") for line in card_of([]).splitlines())
+
+
+@pytest.mark.parametrize("datasets", [None, "text", ["text"]])
+def test_metadata_of_another_form_has_no_settings_and_no_datasets(datasets):
+    text = model_card(model_of(datasets, config="text"), "net", results={})
+    assert "does not contain the settings of the training" in text and "## Data" not in text
+    assert "Origin and terms of the data, and consent of the people: _to be filled in" in text
 
 
 def test_ordinary_names_are_shown_as_they_are():
