@@ -32,7 +32,8 @@ def test_the_policy_allows_the_style_of_the_page_and_nothing_else():
     digest = b64encode(hashlib.sha256(style.encode()).digest()).decode()
     (policy,) = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', page)
     rules = dict(rule.split(None, 1) for rule in policy.split("; "))
-    assert rules["default-src"] == "'none'" and rules["style-src"] == f"'sha256-{digest}'"
+    nothing = dict.fromkeys(("default-src", "base-uri", "form-action"), "'none'")
+    assert rules == {**nothing, "img-src": "data:", "style-src": f"'sha256-{digest}'"}
     assert page.index("Content-Security-Policy") < page.index("<style")
 
 
@@ -41,13 +42,23 @@ def test_nothing_in_a_page_needs_what_the_policy_blocks_and_names_cannot_be_mark
     assert len(re.findall("<style", page)) == 1 and "\x1b" not in page
     assert not re.search(r"<[^>]* (style|on\w+)=", page)
     assert "<script" not in page and "<img" not in page and "javascript:" not in page
-    assert str(jpeg_image(b"", HOSTILE)).count("<") == 1
+    image = str(jpeg_image(b"", HOSTILE))
+    assert image.count("<") == 1 and "\x1b" not in image
 
 
 def test_figures_take_the_colors_of_the_page_and_keep_their_own_as_attributes():
     page = a_page()
     assert 'fill="none"' in page and 'stroke-dasharray="' in page and 'stroke-linejoin="round"' in page
     assert 'stroke-opacity="0.5"' in page and "currentColor" in page and "#ffffff" not in page
+
+
+def test_the_same_figure_has_the_same_ids_at_any_time_and_others_beside_another_one():
+    figure = Figure()
+    figure.subplots().plot([0, 1])
+    first, again, other = (svg(figure, salt) for salt in ("loss", "loss", "lr"))
+    assert first == again and "<dc:date>" not in first
+    ids = [set(re.findall(r"url\(#(\w+)\)", drawing)) for drawing in (first, other)]
+    assert ids[0] and not ids[0] & ids[1]
 
 
 def test_a_value_that_a_template_lacks_is_an_error():

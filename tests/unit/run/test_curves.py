@@ -48,7 +48,8 @@ def test_the_figure_names_its_axes_and_its_sets():
     assert texts == sorted(NAMES)
 
 
-def test_several_runs_have_a_legend_whose_names_print_no_control_character():
-    figure = draw_curve({"first": history(), "sec\x1bond": history()}, "loss")
-    texts = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
-    assert texts == ["first", "sec\\x1bond"]
+def test_several_runs_have_a_legend_whose_names_are_no_formulas_and_print_no_control_character():
+    figure = draw_curve({"$first$": history(), "_sec\x1bond": history()}, "loss")
+    texts = figure.axes[0].get_legend().get_texts()
+    assert [text.get_text() for text in texts] == ["$first$", " _sec\\x1bond"]
+    assert not any(text.get_parse_math() for text in texts)
