@@ -12,6 +12,7 @@ from facetrain.errors import SkippedError
 from facetrain.run.outputs import RunOutputs
 from facetrain.run.parts.step_schedule import StepSchedule
 from facetrain.telemetry.memory import peak_gib
+from facetrain.text import count_text
 from facetrain.training.learning_check import LearningCheck
 from facetrain.training.state import TrainState
 from facetrain.training.step import TrainStep
@@ -122,11 +123,10 @@ class Logging:
     def _check_skipped(self, state: TrainState) -> None:
         """Raise SkippedError on all ranks if all of them together have skipped too many images."""
         # The list of all ranks decides, which is the same on each, so that all of them raise.
-        skipped, local = len(state.skipped_images), self.loader.skipped
-        if self.max_skipped_images is not None and skipped > self.max_skipped_images:
-            example = f" (rank {state.world.rank}: {local[-1]})" if local else ""
+        skipped = state.skipped_images
+        if self.max_skipped_images is not None and len(skipped) > self.max_skipped_images:
             raise SkippedError(
-                f"step {state.step}: {skipped:,} images could not be read, more than data.max_skipped "
-                f"({self.max_skipped_images:,}) allows{example}; `facetrain data check --repair` writes a dataset "
-                "without them"
+                f"step {state.step}: {count_text(len(skipped), 'image')} could not be read, more than data.max_skipped "
+                f"({self.max_skipped_images:,}) allows; the first: {min(skipped)}; `facetrain data check --repair` "
+                "writes a dataset without them"
             )
