@@ -79,7 +79,7 @@ def finish(run: Run) -> int:
             f"stopped at step {run.state.step}; {saved} step {callbacks.checkpointing.last_saved}{ending}"
         )
         if uploads:
-            leave_uploads(uploads, parts.folder, parts.world)
+            leave_uploads(parts, uploads, parts.world)
         return _code(callbacks.stopping.signal)
     weights = averaged_state(run.state.backbone)
     with fail_together(parts.world):
@@ -92,7 +92,7 @@ def _upload_results(run: Run, uploads: Uploads) -> int:
     """Upload the results, after which a user can lose the copy only; return the signal that ends the wait, or 0."""
     parts = run.parts
     run.outputs.report(
-        f"uploading the last checkpoint and the results; Ctrl-C leaves, and {uploads_rest(parts.folder)}"
+        f"uploading the last checkpoint and the results; Ctrl-C leaves, and {uploads_rest(parts)}"
     )
     return upload_rest(parts, run.state.step, uploads, run.stop_request, parts.world)
 

@@ -13,6 +13,7 @@ from facetrain.checkpoint.manifest import read_manifest
 from facetrain.checkpoint.mirror import Mirror
 from facetrain.checkpoint.save import SaveOutcome
 from facetrain.checkpoint.uploads import Uploads
+from facetrain.config.own_code import allow_option
 from facetrain.distributed import collectives
 from facetrain.distributed.agreement import only_leader_reports
 from facetrain.distributed.grace_period import grace_s
@@ -63,11 +64,11 @@ def upload_rest(run: Agreed, step: int, uploads: Uploads, request: StopRequest, 
         failure = uploads.finish(check_stop=request.raise_if_requested)
     except Stopped:
         number = request.ask()()
-        _warn(run.folder, f"{signal.Signals(number).name} received", world)
+        _warn(run, f"{signal.Signals(number).name} received", world)
         return number
     # Only the leader knows it.
     if failure := collectives.broadcast_json(failure):
-        raise only_leader_reports(world, RunError(_lost(run.folder, failure)))
+        raise only_leader_reports(world, RunError(_lost(run, failure)))
     if run.hosts.is_owner:
         settings = run.config.checkpoint
         with suppress(OSError):
@@ -75,24 +76,26 @@ def upload_rest(run: Agreed, step: int, uploads: Uploads, request: StopRequest, 
     return 0
 
 
-def leave_uploads(uploads: Uploads, folder: Path, world: World) -> None:
+def leave_uploads(run: Agreed, uploads: Uploads, world: World) -> None:
     """Wait for the uploads of a run that a signal ends: there is little time. Collective."""
     if failure := uploads.finish(grace_s() / 2):
-        _warn(folder, failure, world)
+        _warn(run, failure, world)
 
 
-def uploads_rest(folder: Path) -> str:
+def uploads_rest(run: Agreed) -> str:
     """Return the command that uploads what is missing, as the end of a message."""
-    return f"`facetrain resume {shell_path(folder)}` uploads the rest"
+    return f"`facetrain resume {shell_path(run.folder)}{allow_option(run.config)}` uploads the rest"
 
 
-def _warn(folder: Path, failure: str, world: World) -> None:
+def _warn(run: Agreed, failure: str, world: World) -> None:
     if world.is_leader:
-        warn(_lost(folder, failure))
+        warn(_lost(run, failure))
 
 
-def _lost(folder: Path, failure: str) -> str:
-    return f"the newest checkpoint or its results are not in checkpoint.mirror: {failure}; {uploads_rest(folder)}"
+def _lost(run: Agreed, failure: str) -> str:
+    return (
+        f"the newest checkpoint or its results are not in checkpoint.mirror: {failure}; {uploads_rest(run)}"
+    )
 
 
 def _files_to_upload(folder: Path, has_ended: Callable[[], bool]) -> list[Path]:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from facetrain.checkpoint.mirror import Mirror
 from facetrain.config.loading import build_config
 from facetrain.run.folder.lock_file import LOCK_FILE
-from facetrain.run.uploading import _files_to_upload, open_uploads
+from facetrain.run.uploading import _files_to_upload, open_uploads, uploads_rest
 from tests.support.mirrored import RUN_ID, URL, save
 
 
@@ -16,6 +16,12 @@ def test_the_mirror_gets_the_files_of_a_run_and_its_model_only_when_it_has_ended
     during, after = _files_to_upload(tmp_path, lambda: False), _files_to_upload(tmp_path, lambda: True)
     assert [path.name for path in during] == ["config.yaml"]
     assert [path.name for path in after] == ["config.yaml", "model.safetensors"]
+
+
+def test_the_command_that_uploads_the_rest_of_a_run_with_code_of_its_own_allows_the_code(tmp_path):
+    sections = {"data": {"train": "x"}, "head": {"margin": {"type": "mine:margin"}}}
+    run = SimpleNamespace(folder=tmp_path, config=build_config(sections, "test"))
+    assert uploads_rest(run) == f"`facetrain resume {tmp_path} --allow-code` uploads the rest"
 
 
 def test_the_mirror_keeps_as_many_checkpoints_as_the_config_says_and_the_best(tmp_path, store):
