@@ -35,7 +35,7 @@ def write_teacher_embeddings(
     model: Path,
     dataset: Path,
     output: Path,
-    inference: Inference | None = None,
+    inference: Inference,
     *,
     flip: bool = True,
     progress: ProgressCallback | None = None,
@@ -58,7 +58,6 @@ def write_teacher_embeddings(
         require_finite(rows_NRD.reshape(len(rows_NRD), -1), name, indices)
         return rows_NRD
 
-    inference = inference or Inference()
     with join(inference.device) as world:
         opened = open_model(model, world.device)
         landmarks = input_landmarks(opened, dataset)
