@@ -163,11 +163,13 @@ def _with_recorded_choices(
 ) -> Config:
     """Return the config with the values that the run chose when it began."""
     keys = {key for choice in request.choose for key in CHOSEN_KEYS[choice]}
-    if request.choose and not is_set(set_keys, "optim.lr"):
-        # As `choose.rate_values`: the rate of Muon follows, even if the command sets the one that it begins with.
-        keys |= {"optim.lr", "optim.muon.lr"} if config.optim.muon else {"optim.lr"}
-    keys.update(_keys_to_choose(config, request, set_keys))
     saved = saved_config(checkpoint)
+    if request.choose and not is_set(set_keys, "optim.lr"):
+        keys.add("optim.lr")
+        # As `choose.rate_values`: the rate of Muon follows, even if the command sets the one that it begins with.
+        if config.optim.muon and lookup(saved, "optim.muon"):
+            keys.add("optim.muon.lr")
+    keys.update(_keys_to_choose(config, request, set_keys))
     return with_values(config, {key: lookup(saved, key) for key in keys}, str(checkpoint.folder))
 
 

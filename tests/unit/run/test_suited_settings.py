@@ -227,3 +227,11 @@ def test_the_rate_of_muon_follows_the_recorded_rate(set_keys, expected):
         frozenset(set_keys),
     )
     assert chosen.optim.muon.lr == expected
+
+
+def test_muon_that_a_command_adds_to_a_run_keeps_the_rate_that_it_gives():
+    config = build_config({"data": {"train": "x"}, "optim": {"lr": 0.05, "muon": {"lr": 0.02}}}, "test")
+    checkpoint = SimpleNamespace(folder="x", meta={"config": "data: {train: x}\noptim: {lr: 0.15}\n"})
+    set_keys = frozenset({"optim.muon"})
+    chosen = resolve._with_recorded_choices(config, checkpoint, TrainRequest(choose=("lr",)), set_keys)
+    assert (chosen.optim.lr, chosen.optim.muon.lr) == (0.15, 0.02)
