@@ -25,7 +25,7 @@ from tests.support.forks import become, customize, fork_ranks
 from tests.support.ranks import PRELOADED
 
 ROOT = Path(__file__).resolve().parents[2]
-_LIMIT_S = 300
+_LIMIT_S = 800
 TORCHRUN = "torch.distributed.run"
 """Module of torchrun."""
 FOR_ADDRESSES = {"fsspec", "s3fs", "gcsfs", "huggingface_hub", "aiohttp", "botocore"}
