@@ -29,7 +29,7 @@ from facetrain.run.uploading import open_uploads, saved_checkpoint
 from facetrain.telemetry.log import warn
 from facetrain.training.profile import Profile, StepProfiler
 from facetrain.training.state import TrainState
-from facetrain.training.step import TrainStep
+from facetrain.training.step import MAX_SKIPPED_STEPS, TrainStep
 from facetrain.verify.verifier import Verifier
 
 
@@ -77,6 +77,8 @@ def open_run(parts: Parts, page: LiveReport | None) -> Run:
             parts.network,
             parts.augment,
             seed=config.seed,
+            # A shorter run that skips all of its steps has trained nothing.
+            max_skipped_steps=max(min(MAX_SKIPPED_STEPS, schedule.total_steps - first_step), 1),
             on_first_images=partial(write_first_batch, parts.folder) if parts.is_leader else None,
         )
         logging = Logging(

@@ -24,7 +24,7 @@ from facetrain.optim.stepper import StepResult
 from facetrain.torch_private import foreach_copy_
 from facetrain.training.state import TrainState
 
-_MAX_SKIPPED_STEPS = 10
+MAX_SKIPPED_STEPS = 10
 """Number of consecutive steps whose loss or gradient is not finite, after which a run ends."""
 _TORCH_STREAM = 10
 """Number that separates the seeds of torch's generators from other random keys of the run's seed."""
@@ -45,7 +45,7 @@ class TrainStep:
         augment: Augment,
         *,
         seed: int = 0,
-        max_skipped_steps: int = _MAX_SKIPPED_STEPS,
+        max_skipped_steps: int = MAX_SKIPPED_STEPS,
         on_first_images: Callable[[Tensor], object] | None = None,
     ) -> None:
         """Take the network (in DDP if there are several ranks) and the bound on consecutive skipped steps.

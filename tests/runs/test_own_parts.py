@@ -103,6 +103,14 @@ def refused(done, *names):
 
 
 @pytest.mark.slow
+def test_a_short_run_whose_margin_is_never_finite_has_trained_nothing_and_fails(describe, home):
+    margin = "head={margin: {type: own_faces.parts:margin, options: {m: .nan}, scale: 16}}"
+    done = facetrain("train", "--config", describe(steps=3), "--set", margin, "--run-dir", "run", cwd=home)
+    assert "not finite in 3 consecutive steps" in checked(done, 1)
+    assert not (home / "run" / "model.safetensors").exists()
+
+
+@pytest.mark.slow
 def test_own_parts_train_resume_bit_for_bit_and_run_for_others_only_if_they_are_allowed(describe, home):
     train = ["train", "--config", describe(steps=6), *options([*OWN, "model.options.drop=0.3"])]
     checked(facetrain(*train, "--run-dir", home / "run", cwd=home))
