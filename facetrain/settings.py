@@ -91,6 +91,7 @@ class Settings(BaseModel):
         extra="forbid",
         frozen=True,
         allow_inf_nan=False,
+        ser_json_inf_nan="constants",  # the options of an own part may have them; otherwise they would become None
         use_attribute_docstrings=True,
         validate_default=True,
     )

@@ -16,7 +16,7 @@ def as_override(key: str, value: Any) -> str:
     """Return a value for a dotted key of the config in the form of --set: KEY=VALUE.
 
     Raises:
-        UsageError: it is or contains an object that JSON does not have.
+        UsageError: it is or contains an object or number that JSON does not have.
     """
 
     def refuse(part: Any) -> None:
@@ -24,7 +24,12 @@ def as_override(key: str, value: Any) -> str:
         raise UsageError(f"{key}: a config cannot hold a {kind}; use numbers, texts, lists and dicts")
 
     # As YAML reads it: two escapes for one character, as JSON has them, are two characters there.
-    return f"{key}={json.dumps(value, ensure_ascii=False, default=refuse)}"
+    try:
+        return f"{key}={json.dumps(value, ensure_ascii=False, default=refuse, allow_nan=False)}"
+    except ValueError as error:
+        raise UsageError(
+            f"{key}: nan and inf cannot be given here; write .nan or .inf in a config file"
+        ) from error
 
 
 def dataset_overrides(dataset: str) -> tuple[str, ...]:
@@ -39,7 +44,7 @@ FOLDER_TERM = "the run folder"
 """Name of the run folder among the terms of a request."""
 
 
-class TrainRequest(BaseModel, frozen=True, extra="forbid"):
+class TrainRequest(BaseModel, frozen=True, extra="forbid", ser_json_inf_nan="constants"):
     """Request for a new run, or for the continuation of one. The request of rank 0 is the one that counts."""
 
     command: Literal["train", "resume"] = "train"

@@ -11,7 +11,7 @@ from facetrain.run.folder.compatibility import ConfigChange
 from facetrain.run.request import TrainRequest
 
 
-class RunPlan(BaseModel, frozen=True):
+class RunPlan(BaseModel, frozen=True, ser_json_inf_nan="constants"):
     """Plan of a run. Every rank gets the same one, as JSON."""
 
     request: TrainRequest

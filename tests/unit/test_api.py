@@ -167,11 +167,16 @@ def test_landmarks_that_have_no_effect_are_refused(folder, model):
         with_detector.embed(folder / "images", landmarks=landmarks_N52)
 
 
-@pytest.mark.parametrize("value", [torch.tensor(0.1), {"a": {1, 2}}])
-def test_a_value_that_no_config_can_hold_is_refused_with_its_key(value):
-    with pytest.raises(
-        facetrain.errors.UsageError, match=r"^optim\.lr: a config cannot hold a (torch\.Tensor|.*set);"
-    ):
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (torch.tensor(0.1), r"a config cannot hold a torch\.Tensor;"),
+        ({"a": {1, 2}}, "a config cannot hold a .*set;"),
+        ([float("inf")], "nan and inf cannot be given here;"),
+    ],
+)
+def test_a_value_that_no_config_can_hold_is_refused_with_its_key(value, reason):
+    with pytest.raises(facetrain.errors.UsageError, match=rf"^optim\.lr: {reason}"):
         facetrain.train("quickstart", optim={"lr": value})
 
 
