@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Generator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -66,8 +67,9 @@ def write_synthetic(
         (_FIRST_EVAL_IDENTITY + number, _IMAGES_PER_EVAL_IDENTITY) for number in range(faces.eval_identities)
     ]
     counts = [faces.images_per_identity] * faces.identities
-    with new_folder(folder) as scratch:
-        drawn = _draw_identities(faces.seed, identities, faces.image_size, workers or usable_cores())
+    drawing = _draw_identities(faces.seed, identities, faces.image_size, workers or usable_cores())
+    # Closed, or the pool of an interrupted generator would stay, and multiprocessing report its semaphores as leaked.
+    with new_folder(folder) as scratch, closing(drawing) as drawn:
         images_of = report_progress(drawn, len(identities), progress)
         labeled = ((label, image) for label in range(faces.identities) for image in next(images_of))
         digest = ImageDigest()
@@ -88,7 +90,7 @@ def _draw_identity(seed: int, size: int, identity: tuple[int, int]) -> list[byte
 
 def _draw_identities(
     seed: int, identities: list[tuple[int, int]], size: int, workers: int
-) -> Iterator[list[bytes]]:
+) -> Generator[list[bytes], None, None]:
     """Yield the images of each identity, given as (identity, number of images)."""
     draw = partial(_draw_identity, seed, size)
     if workers == 1:

@@ -1,3 +1,4 @@
+import multiprocessing
 import subprocess
 import sys
 from dataclasses import replace
@@ -64,6 +65,17 @@ def test_existing_folders_are_kept_and_a_failure_leaves_no_files(tmp_path):
     with pytest.raises(DataError, match="Not a directory"):
         write(tmp_path / "file" / "data")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "file"]
+
+
+@pytest.mark.slow
+def test_no_worker_is_left_after_an_error(tmp_path):
+    def fail(*_):
+        raise DataError("the disk is full")
+
+    # `failed` holds the frames, and with them the generator that has the workers.
+    with pytest.raises(DataError) as failed:
+        write_synthetic(tmp_path / "data", SMALL, workers=2, progress=fail)
+    assert "the disk is full" in str(failed.value) and not multiprocessing.active_children()
 
 
 _RENDER = """
