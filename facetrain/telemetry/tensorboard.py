@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from functools import cache
 from typing import Any
 
 from facetrain.telemetry.sink import LoggedRun
@@ -20,6 +22,7 @@ class TensorBoard:
     def __init__(self, run: LoggedRun) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
+        _silence_writer_threads()
         # TensorBoard names a run after its folder below --logdir, and hides what earlier files have from this step on.
         first_step = 0 if run.resume_at is None else run.resume_at + 1
         folder = run.folder / "tensorboard" / run.folder.resolve().name
@@ -39,6 +42,18 @@ class TensorBoard:
     def close(self) -> None:
         """Close the file."""
         self._writer.close()
+
+
+@cache
+def _silence_writer_threads() -> None:
+    """Let Python print no traceback of a writer's thread: `TensorBoard.write` raises the same error."""
+    print_error = threading.excepthook
+
+    def print_others(failed: threading.ExceptHookArgs) -> None:
+        if not type(failed.thread).__module__.startswith("tensorboard."):
+            print_error(failed)
+
+    threading.excepthook = print_others
 
 
 def _grouped(name: str) -> str:
