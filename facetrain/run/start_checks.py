@@ -113,7 +113,7 @@ def _check_learning_rate(config: Config, facts: RunFacts) -> Iterator[str]:
 def _check_schedule(config: Config, last_step: int) -> Iterator[str]:
     optim, epochs, max_steps = config.optim, config.train.epochs, config.train.max_steps
     if max_steps and max_steps > last_step:
-        yield f"train.max_steps: {max_steps:,} is never reached: the {epochs} epochs end after step {last_step:,}"
+        yield f"train.max_steps: {max_steps:,} is never reached: the last epoch ends after step {last_step:,}"
     if late := [f"{each:g}" for each in optim.milestones if each >= epochs]:
         yield (
             f"optim.milestones: {', '.join(late)} {'is' if len(late) == 1 else 'are'} not before the end, epoch "

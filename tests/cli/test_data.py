@@ -217,7 +217,7 @@ def test_the_next_commands_work_for_a_folder_that_begins_with_a_dash(photos, tmp
 
 @pytest.mark.slow
 def test_inspect_takes_a_rec_and_a_bin(photos, data, tmp_path):
-    assert "2 files are not images of the dataset" in run("inspect", photos)
+    assert "left out 2 files (--json lists them):" in run("inspect", photos)
     run("pack", photos, "--output", tmp_path / "out")
     assert "3 images of 2 identities" in run("inspect", tmp_path / "out" / "train.rec")
     run("pairs", data, "--output", tmp_path / "val.bin", "--count", 20)

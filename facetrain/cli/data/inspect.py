@@ -102,7 +102,7 @@ def _describe(facts: dict[str, Any], source: FaceDataset) -> list[str]:
     lines += _format_lines(facts, facts["sample"])
     skipped = skipped_files(source)
     if skipped:
-        lines.append(f"  {len(skipped):,} files are not images of the dataset (--json lists them):")
+        lines.append(f"  left out {count_text(len(skipped), 'file')} (--json lists them):")
         lines += [f"    {line}" for line in skipped_summary(skipped)]
     return lines
 

@@ -17,6 +17,7 @@ from facetrain.distributed.world import World
 from facetrain.files import parse_json, read_regular_text
 from facetrain.remote.address import without_secrets
 from facetrain.run.folder.run_files import ENVIRONMENT_FILE
+from facetrain.text import count_text
 
 ACCEPTED = "accepted"
 """Entry of the file: changes with which the run has continued from its newest checkpoint."""
@@ -91,8 +92,8 @@ def environment_changes(before: dict[str, Any], now: dict[str, Any]) -> Iterator
     recorded, threads = before.get("threads"), now["threads"]
     if recorded not in (None, threads):
         yield (
-            f"this process computes with {threads} threads, and the run did with {recorded} before: on a CPU its "
-            f"numbers may differ in the last digits; set OMP_NUM_THREADS={recorded} to continue bit for bit"
+            f"this process computes with {count_text(threads, 'thread')}, and the run did with {recorded} before: on "
+            f"a CPU its numbers may differ in the last digits; set OMP_NUM_THREADS={recorded} to continue bit for bit"
         )
     packages = before.get("packages")
     if not isinstance(packages, dict):

@@ -132,7 +132,7 @@ def test_bf16_on_a_gpu_that_would_emulate_it_is_refused(monkeypatch, device, pre
             ["milestones: 3, 5 are not before the end, epoch 3"],
         ),
         ({"warmup_epochs": 3}, 60, ["warmup_epochs: 3 of 3 epochs"]),
-        ({}, 61, ["max_steps: 61 is never reached: the 3 epochs end after step 60"]),
+        ({}, 61, ["max_steps: 61 is never reached: the last epoch ends after step 60"]),
         ({"schedule": "steps", "milestones": [1, 2], "warmup_epochs": 1}, 60, []),
     ],
 )
