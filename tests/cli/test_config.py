@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 
 import pytest
 import yaml
@@ -12,6 +14,11 @@ def test_show_prints_every_key_after_recipe_and_set():
     path = ROOT / "configs" / "ms1mv3_r50.yaml"
     shown = yaml.safe_load(output_of("config", "show", path, "--set", "optim.lr=0.2"))
     assert shown["optim"]["lr"] == 0.2 and shown["optim"]["power"] == 2 and "async" in shown["checkpoint"]
+
+
+def test_the_presets_are_listed_without_torch():
+    script = "import sys; from facetrain.cli.config import list_; list_(); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], stdout=subprocess.DEVNULL).returncode == 0
 
 
 def test_list_shows_the_presets_with_dataset_backbone_batch_and_accuracy():

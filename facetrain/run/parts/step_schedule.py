@@ -6,13 +6,15 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from facetrain.checkpoint.load import Checkpoint
 from facetrain.config.schema import Config
 from facetrain.errors import ConfigError
 from facetrain.head.settings import HeadSettings
 from facetrain.text import count_text
+
+if TYPE_CHECKING:
+    from facetrain.checkpoint.load import Checkpoint
 
 DEFAULT_BATCH_SIZE = 128
 """Images per rank and micro-batch if the config gives no batch size."""
