@@ -30,6 +30,7 @@ from facetrain.distributed.ddp import wrap_in_ddp
 from facetrain.distributed.process_setup import fix_cublas_workspace
 from facetrain.distributed.world import World, join
 from facetrain.plan.backbone_memory import fake_network
+from facetrain.progress import ProgressCallback, ignore_progress
 from facetrain.run.choose import rate_values
 from facetrain.run.parts.loader import build_augment, build_loader, count_workers
 from facetrain.run.parts.state import build_state
@@ -126,10 +127,13 @@ def measure_training(
         return _report(run, num_classes, machine, rates, profiles) if world.is_leader else None
 
 
-def measure_steps(config: Config, num_classes: int) -> tuple[float, float, str]:
+def measure_steps(
+    config: Config, num_classes: int, progress: ProgressCallback = ignore_progress
+) -> tuple[float, float, str]:
     """Take some steps on random images in one process; return images per second, the peak in GiB, and cpu or cuda.
 
-    The images exist before the steps, so the loader is not measured. Nothing is verified or saved.
+    The images exist before the steps, so the loader is not measured. Nothing is verified or saved. `progress` counts
+    steps.
     """
     config = _benched(config)
     with (
@@ -138,7 +142,13 @@ def measure_steps(config: Config, num_classes: int) -> tuple[float, float, str]:
         _open_images(config, None) as source,
     ):
         run = build_run(config, world, num_classes, Path(scratch), source)
-        take_steps = partial(_take_some, run, repeated_batch(run, num_classes))
+        first_step, batches = run.state.step, repeated_batch(run, num_classes)
+
+        def take_steps(steps: int) -> None:
+            for _ in range(steps):
+                progress(run.state.step - first_step, _WARM_UP_STEPS + Turns.steps)
+                _take_some(run, batches, 1)
+
         speed = _images_per_second(world.device, Turns.steps, run.global_batch_size, take_steps)
         return speed, peak_gib(world.device), world.device.type
 

@@ -78,10 +78,12 @@ def _sizes(config: Config) -> tuple[int | None, int | None]:
 
 def _measured(config: Config, num_classes: int, images: int | None) -> dict[str, Any]:
     from facetrain.bench.train import measure_steps
+    from facetrain.cli.progress_bar import progress_bar
     from facetrain.run.parts.step_schedule import schedule_steps
 
     total = schedule_steps(config, images, 1).images_after(0) if images else None
-    speed, peak_gib, device = measure_steps(config, num_classes)
+    with progress_bar("measuring steps") as progress:
+        speed, peak_gib, device = measure_steps(config, num_classes, progress)
     return {
         "device": device,
         "identities": num_classes,

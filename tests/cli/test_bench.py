@@ -87,7 +87,11 @@ def test_a_teacher_with_a_cache_is_measured_with_the_images_of_the_config(tmp_pa
     save_model(teacher, build_backbone(**options).state_dict(), describe_backbone(**options))
     write_teacher_embeddings(teacher, data, cache, Inference("cpu"))
     distill = {"teacher": str(teacher), "cache": str(cache)}
-    assert measure_steps(small_config(data, distill=distill), 4)[0] > 0
+    steps = []
+    speed, *_ = measure_steps(
+        small_config(data, distill=distill), 4, lambda *progress: steps.append(progress)
+    )
+    assert speed > 0 and steps == [(n, 8) for n in range(8)]
 
 
 def test_a_benchmark_of_a_run_in_stages_measures_the_config_without_them_and_without_end():
