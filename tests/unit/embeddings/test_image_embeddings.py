@@ -252,10 +252,14 @@ def test_an_embedding_that_is_not_finite_or_zero_is_named_by_its_image_after_ima
         image_embeddings.embed_images(embedder, images, "set", flip=False, faults={})
 
 
-def test_a_lowest_quality_is_refused_for_embeddings_without_one():
+def test_a_lowest_quality_is_refused_for_embeddings_without_one_and_if_none_reaches_it():
     known = Embeddings(np.eye(2, dtype=np.float32), ["a", "b"], np.array([0, 1]))
-    for quality in (None, np.full(2, np.nan)):
-        with pytest.raises(DataError):
+    for quality, fault in (
+        (None, "has no column `quality`"),
+        (np.full(2, np.nan), "no quality; give no minimum"),
+        (np.array([0.5, np.nan]), "quality of 1 or more; the highest is 0.5"),
+    ):
+        with pytest.raises(DataError, match=fault):
             replace(known, quality=quality).usable(1.0)
     assert replace(known, quality=np.full(2, np.nan)).usable(0).all()
 
