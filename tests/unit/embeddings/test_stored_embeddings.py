@@ -1,6 +1,7 @@
 """Embeddings read from their file in blocks."""
 
 import resource
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -61,6 +62,14 @@ def test_a_quality_of_another_program_counts_if_it_is_one_number_for_each_image(
         assert found.quality is None if usable is None else found.usable(2).tolist() == usable
 
 
+@pytest.mark.parametrize("model", ["no JSON", '{"a": 1}', "[1, 2, 3]"])
+def test_a_fingerprint_of_another_form_counts_as_unknown(tmp_path, model):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    columns = {"embedding": [[1.0, 2.0]], "name": ["a"], "label": [0]}
+    pq.write_table(pa.table(columns, metadata={"facetrain.model": model}), tmp_path / "e.parquet")
+    assert open_embeddings(tmp_path / "e.parquet").model is None
+
+
 def test_a_row_that_is_not_finite_is_named_by_its_place_in_the_file():
     row_ND = np.ones((6, 4))
     row_ND[4] = np.inf
@@ -88,6 +97,8 @@ NOT_FINITE = r"e\.npz: row 1 \(b\) has numbers that are not finite"
         (ONE, None, [0], "has no array name, but embedding, label; a file of embeddings has"),
         (ONE, np.array(["a"], object), [0], "claims the shape|not a file of embeddings"),  # pickled
         (np.eye(2), NO_TEXT, [0, 1], r"e\.npz: has a name that is no text"),
+        (ONE, np.array([b"a"]), [0], "the names must be texts"),
+        (np.eye(2), np.array([["a"], ["b"]]), [0, 1], "the names must be texts"),
         *((np.array([[1, 0], [n, 1]]), ["a", "b"], [0, 1], NOT_FINITE) for n in (np.nan, np.inf)),
     ],
 )  # fmt: skip
@@ -96,7 +107,7 @@ def test_columns_that_do_not_fit_are_refused_in_one_line(tmp_path, embedding, na
     np.savez(tmp_path / "e.npz", **arrays)
     with pytest.raises(DataError, match=message) as caught:
         load_rows(tmp_path / "e.npz")
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value) and str(caught.value).count("e.npz") == 1
 
 
 @pytest.mark.parametrize(
@@ -121,6 +132,12 @@ def test_rows_of_parquet_that_do_not_fit_are_refused(tmp_path, rows, names, mess
             read(tmp_path / "e.parquet")
 
 
+def test_embeddings_that_another_program_has_rounded_to_whole_numbers_are_read(tmp_path):
+    np.savez(tmp_path / "e.npz", embedding=np.array([[3, -4]], np.int8), name=["a"], label=[0])
+    row_ND = open_embeddings(tmp_path / "e.npz").rows(0, 1)
+    assert row_ND.tolist() == [[3, -4]] and row_ND.dtype == np.float32
+
+
 def test_a_file_that_shrinks_is_an_error(tmp_path):
     save_embeddings(tmp_path / "e.npz", some())
     found = open_embeddings(tmp_path / "e.npz")
@@ -135,8 +152,10 @@ def test_other_programs_read_the_files(tmp_path, suffix):
     path, known = tmp_path / f"e{suffix}", some()
     if suffix == ".parquet":
         parquet = pytest.importorskip("pyarrow.parquet")
-    save_embeddings(path, known)
+    save_embeddings(path, replace(known, stored=np.float64(known.stored), quality=np.float64(known.quality)))
     columns = np.load(path) if suffix == ".npz" else parquet.read_table(path).to_pydict()
+    if suffix == ".npz":
+        assert columns["embedding"].dtype == columns["quality"].dtype == np.float32
     assert list(columns["name"]) == known.name and list(columns["label"]) == known.label.tolist()
     for column in ("embedding", "quality"):
         np.testing.assert_array_equal(np.array(columns[column], np.float32), getattr(known, column))
