@@ -1,5 +1,7 @@
 """Comparison of a run with the published training of its preset."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -60,10 +62,25 @@ def test_every_curve_belongs_to_a_preset_and_ends_with_its_published_result(tmp_
 
 
 @pytest.mark.parametrize(
-    "changes", [["train.epochs=10"], ["train.max_steps=100"], ["data.num_classes=7"], ["model.backbone=r18"]]
+    "changes",
+    [
+        ["train.epochs=10"],
+        ["train.max_steps=100"],
+        ["train.stages=[{until_epoch: 5, sample_rate: 0.5}]"],
+        ["data.num_classes=7"],
+        ["data.num_images=70000"],
+        ["model.backbone=r18"],
+        ["head.margin.m2=0.4"],
+        ["head.margin.m3=0.1"],
+        ["head.margin.type=curricularface"],
+        ["head.sample_rate=0.5"],
+        ["optim.name=adamw"],
+        ["optim.warmup_epochs=1"],
+    ],
 )
 def test_a_run_with_another_recipe_is_not_compared(tmp_path, changes):
     assert published_curve_of(run_folder(tmp_path, changes=changes), TOTAL) is None
+    assert published_curve_of(run_folder(tmp_path), None) is None, "before the number of steps is known"
 
 
 def test_only_a_run_that_stays_clearly_below_is_called_so(tmp_path):
@@ -78,6 +95,24 @@ def test_only_a_run_that_stays_clearly_below_is_called_so(tmp_path):
     assert curve.below_since(below) == dict.fromkeys(PAIRS, 4000)
     assert curve.below_since([*below, *records_of(curve, 95_000)]) == {}, "it has caught up"
     assert curve.below_since([*as_published, *records_of(curve, 95_000, 0.03)]) == {}, "a single verification"
+
+
+@pytest.mark.parametrize(("deviations", "since"), [(2.9, {}), (3.1, dict.fromkeys(PAIRS, 30_000))])
+def test_below_is_by_three_deviations_of_the_difference_of_two_rates(tmp_path, deviations, since):
+    curve = published_curve_of(run_folder(tmp_path), TOTAL)
+    records = [record for step in (30_000, 60_000) for record in records_of(curve, step)]
+    for record in records:
+        (name,) = (name for name in PAIRS if f"{name}/pairs" in record)
+        rate = record[f"{name}/accuracy"]
+        record[f"{name}/accuracy"] -= deviations * math.sqrt(2 * rate * (1 - rate) / PAIRS[name])
+    assert curve.below_since(records) == since
+    unknown = [
+        {"step": 40_000, "lfw/accuracy": "nan", "lfw/pairs": 6000.0},
+        {"step": 40_000, "lfw/accuracy": 0.5},
+    ]
+    assert curve.below_since([*unknown, *records]) == since, (
+        "neither a text nor a rate of no known pairs counts"
+    )
 
 
 def test_summary_and_report_name_the_step_since_which_a_run_is_below(tmp_path):
