@@ -1,9 +1,12 @@
 """Curves of runs: labelled, and without overlaps."""
 
+import numpy as np
 import pytest
 
-from facetrain.run.report.curves import PANELS, draw_curve
+from facetrain.run.lr_range_test import RangeTest
+from facetrain.run.report.curves import PANELS, draw_curve, draw_range_test
 from facetrain.run.report.history import History
+from facetrain.run.report.published_curve import PublishedCurve
 
 NAMES = ("lfw", "cfp_fp", "agedb_30", "a_set_with_a_rather_long_name")
 
@@ -49,7 +52,31 @@ def test_the_figure_names_its_axes_and_its_sets():
 
 
 def test_several_runs_have_a_legend_whose_names_are_no_formulas_and_print_no_control_character():
-    figure = draw_curve({"$first$": history(), "_sec\x1bond": history()}, "loss")
-    texts = figure.axes[0].get_legend().get_texts()
+    runs = {"$first$": history(), "begun": History(), "_sec\x1bond": history()}
+    (axes,) = draw_curve(runs, "loss").axes
+    assert len({line.get_color() for line in axes.lines}) == 2, "the one that has just begun has no curve"
+    texts = axes.get_legend().get_texts()
     assert [text.get_text() for text in texts] == ["$first$", " _sec\\x1bond"]
     assert not any(text.get_parse_math() for text in texts)
+
+
+def test_accuracies_are_in_percent_with_the_published_ones_dashed_in_the_same_color():
+    published = PublishedCurve("x", np.array([100.0, 200.0]), {"lfw": np.array([0.25, 0.5])})
+    (axes,) = draw_curve({"tiny": history()}, "accuracy", published=published).axes
+    lines = {line.get_label(): line for line in axes.lines if line.get_linestyle() == "-"}
+    (dashed,) = (line for line in axes.lines if line.get_linestyle() == "--")
+    assert list(dashed.get_ydata()) == [25, 50] and lines["lfw"].get_ydata()[0] == 50
+    assert dashed.get_color() == lines["lfw"].get_color() != lines["cfp_fp"].get_color()
+    (axes,) = draw_curve({"one": history(), "two": history()}, "accuracy").axes
+    assert {f"{run}: {name}" for run in ("one", "two") for name in NAMES} <= {
+        line.get_label() for line in axes.lines
+    }
+    (axes,) = draw_curve({"begun": History()}, "accuracy").axes
+    assert axes.get_legend() is None
+
+
+def test_the_learning_rate_test_is_drawn_as_far_as_it_came_with_a_line_at_the_chosen_rate():
+    (axes,) = draw_range_test(RangeTest(rates=[0.01, 0.1, 1.0], losses=[3.0, 2.0], lr=0.05)).axes
+    curve, chosen = axes.lines
+    assert list(curve.get_xdata()) == [0.01, 0.1] and list(curve.get_ydata()) == [3.0, 2.0]
+    assert list(chosen.get_xdata()) == [0.05, 0.05]
