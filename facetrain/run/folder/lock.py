@@ -104,8 +104,8 @@ class RunLock:
             if not self._renew():
                 other = read_holder(self._path) or "another process"
                 raise RunError(
-                    f"{self._folder}: {other} has taken over this run, because the lock of this process did not change "
-                    f"for {self._silence_s:.0f} s; this process ends"
+                    f"{self._folder}: {other} has taken over this run, because the lock of this process was removed, "
+                    f"or did not change for {self._silence_s:.0f} s; this process ends"
                 )
 
     def release(self) -> None:

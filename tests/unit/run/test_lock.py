@@ -236,6 +236,13 @@ def test_a_process_whose_lock_was_taken_over_finds_out_and_keeps_the_lock_of_the
     stopped.release()
     assert (tmp_path / LOCK_FILE).exists()
     other.require_held()
+    # Another way to lose it: a user removes the file, and starts the run once more.
+    (tmp_path / LOCK_FILE).unlink()
+    third = RunLock(tmp_path, beat_s=60.0)
+    third.acquire()
+    with pytest.raises(RunError, match=r"the lock of this process was removed, or did not change for"):
+        other.require_held()
+    third.release()
     other.release()
 
 
