@@ -1,4 +1,4 @@
-"""The promises of docs/checkpoints.md, each with the test that holds it. The last four rows are tested here.
+"""The promises of docs/checkpoints.md, each with the test that holds it. The last five rows are tested here.
 
 | promise | test |
 |---|---|
@@ -18,6 +18,7 @@
 | the newest ones and the best one are kept | unit/checkpoint/test_checkpoint |
 | loading runs no code, damage is found by checksums | unit/checkpoint/test_damaged_checkpoints |
 | damage: no older one in silence, the next command is named | unit/run/test_run_identity |
+| a single process that fails commits the checkpoint that it is saving | here |
 | the model file of a finished run is read, with a warning of damage beside it | here |
 | the programs that read a checkpoint run | here |
 | the list of files | here |
