@@ -185,7 +185,7 @@ def _check_lengths(state: TrainState) -> Iterator[str]:
         )
 
 
-def check_free_space(config: Config, folder: Path, size: int, steps: int, *, held: int = 0) -> Iterator[str]:
+def check_free_space(config: Config, folder: Path, size: int, steps: int, *, held: int) -> Iterator[str]:
     """Yield a warning if the disk cannot hold all checkpoints, of `size` bytes each, that a run of `steps` steps keeps.
 
     `held` counts those that a run that continues has already.
