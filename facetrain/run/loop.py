@@ -98,7 +98,7 @@ def fit(
         if stops:
             log.check(state, micro_batches)
         if is_last or stops or saves:
-            checkpoints.save(state)
+            checkpoints.save(state, ends=is_last or stops)
         else:
             # A thread writes a checkpoint for many steps; once all ranks are done, one of these calls commits it.
             checkpoints.poll(state)
@@ -120,7 +120,7 @@ def _verify_first(state: TrainState, callbacks: Callbacks) -> bool:
     callbacks.evaluation.verify(state)
     if state.unverified:  # a signal interrupted the verification
         stops = callbacks.stopping.agree(state)
-        callbacks.checkpointing.save(state)
+        callbacks.checkpointing.save(state, ends=stops)
         return stops
     if state.resumed:
         # Save that the verification is done: a further resume from this step must not repeat it.

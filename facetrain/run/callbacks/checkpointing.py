@@ -16,6 +16,8 @@ from facetrain.run.outputs import RunOutputs
 from facetrain.telemetry.log import logger
 from facetrain.training.state import TrainState
 
+_GOES_ON = "; training continues"
+
 
 @dataclass
 class Checkpointing:
@@ -37,19 +39,19 @@ class Checkpointing:
     """Raises an error if another process writes the run."""
     _failure: str = field(default="", init=False)
 
-    def save(self, state: TrainState) -> None:
-        """Begin to save a checkpoint, after the one in flight has ended. Collective."""
+    def save(self, state: TrainState, *, ends: bool = False) -> None:
+        """Begin to save a checkpoint, the last one if training `ends`, when the one in flight has ended. Collective."""
         self.check_lock()
         self.outputs.advance(state.step, "saving a checkpoint")
         # The outcome is of the save before, unless saves are synchronous.
-        self._record(self.writer.save(state.snapshot(self.meta)))
+        self._record(self.writer.save(state.snapshot(self.meta)), remark="" if ends else _GOES_ON)
 
     def poll(self, state: TrainState) -> None:
         """Commit the checkpoint in flight once every rank has written its part. Collective."""
         if self.uploads:
             self.uploads.poll()
         if self.writer.in_flight:
-            self._record(self.writer.poll())
+            self._record(self.writer.poll(), remark=_GOES_ON)
         elif not self.writer.is_prepared:
             # After the first step, because from then on every tensor exists that is ever saved.
             self.writer.prepare(state.snapshot({}))
@@ -71,7 +73,7 @@ class Checkpointing:
                 + ("start the run again" if self.last_saved is None else next_step)
             )
 
-    def _record(self, outcome: SaveOutcome | None, remark: str = "; training continues") -> None:
+    def _record(self, outcome: SaveOutcome | None, *, remark: str) -> None:
         if outcome is not None and outcome.failure:
             self._failure = outcome.failure
             self.outputs.warn(f"checkpoint of step {outcome.step} was not saved: {outcome.failure}{remark}")

@@ -16,8 +16,8 @@ from tests.support.waiting import wait_until
 from tests.unit.run.callbacks.helpers import Board, Lines
 
 
-def checkpointing_of(folder, board, lines, last_saved=None):
-    writer = CheckpointWriter(folder, keep=3, asynchronous=True, best_metric=None)
+def checkpointing_of(folder, board, lines, last_saved=None, *, asynchronous=True):
+    writer = CheckpointWriter(folder, keep=3, asynchronous=asynchronous, best_metric=None)
     console = Lines()
     console.lines = lines
     outputs = RunOutputs(board, console=console)
@@ -77,18 +77,21 @@ def test_a_checkpoint_is_committed_by_a_later_poll(state, tmp_path):
     assert Checkpoint.open(tmp_path).step == 1
 
 
+@pytest.mark.parametrize("asynchronous", [True, False])
 @pytest.mark.parametrize(
     ("last_saved", "advice"),
     [(None, "start the run again"), (7, "`facetrain resume` continues from step 7$")],
 )
 def test_a_checkpoint_that_cannot_be_written_is_reported_and_refused_as_the_last_one(
-    state, tmp_path, last_saved, advice
+    state, tmp_path, last_saved, advice, asynchronous
 ):
     (tmp_path / "file").touch()
     lines, board = [], Board()
-    checkpointing = checkpointing_of(tmp_path / "file", board, lines, last_saved=last_saved)
+    checkpointing = checkpointing_of(
+        tmp_path / "file", board, lines, last_saved=last_saved, asynchronous=asynchronous
+    )
     state.step = 9
-    checkpointing.save(state)
+    checkpointing.save(state, ends=True)
     checkpointing.finish()
     assert board.written == [(9, {"save_failed": 1.0})]
     assert len(lines) == 1 and lines[0].startswith("warning: checkpoint of step 9 was not saved: rank 0: ")

@@ -43,8 +43,8 @@ class Recording:
     def write_pairs(self, state):
         pass
 
-    def save(self, state):
-        self.calls.append(f"save {state.step}")
+    def save(self, state, *, ends=False):
+        self.calls.append(f"save {state.step}" + ends * " last")
 
     def poll(self, state):
         self.calls.append(f"poll {state.step}")
@@ -84,7 +84,7 @@ def test_the_loop_calls_each_callback_at_its_interval_and_all_after_the_last_ste
         "poll 1",
         "report 2", "save 2",
         "check 3", "verify 3", "poll 3",
-        "report 4", "verify 4", "save 4",
+        "report 4", "verify 4", "save 4 last",
     ]  # fmt: skip
 
 
@@ -100,21 +100,21 @@ def test_a_report_ends_after_the_next_step_or_before_a_verification_or_a_save(st
         "begin report 1", "poll 1",
         "finish report 1", "begin report 2", "poll 2",
         "finish report 2", "report 3", "save 3",
-        "report 4", "verify 4", "check 4", "save 4",
+        "report 4", "verify 4", "check 4", "save 4 last",
     ]  # fmt: skip
 
 
 def test_a_signal_ends_a_report_and_checks_the_step_before_its_save(state, loader, step):
     config = build_config({"data": {"train": "x"}} | SECTIONS | {"log": {"every_steps": 1}}, "test")
     calls = calls_of(state, loader, step, config=config, stop_at=1)
-    assert calls == ["verify 0", "begin report 1", "finish report 1", "check 1", "save 1"]
+    assert calls == ["verify 0", "begin report 1", "finish report 1", "check 1", "save 1 last"]
 
 
 @pytest.mark.parametrize(
     ("options", "part", "calls"),
     [
-        ({"stop_at": 1}, slice(None), ["verify 0", "check 1", "save 1"]),
-        ({"interrupted": True}, slice(None), ["verify 0", "save 0"]),
+        ({"stop_at": 1}, slice(None), ["verify 0", "check 1", "save 1 last"]),
+        ({"interrupted": True}, slice(None), ["verify 0", "save 0 last"]),
         ({"resumed": True}, slice(1), ["poll 1"]),
         ({"resumed": True, "unverified": True}, slice(3), ["verify 0", "save 0", "poll 1"]),
     ],
