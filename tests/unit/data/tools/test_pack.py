@@ -69,6 +69,7 @@ def test_training_on_the_folder_and_on_the_packed_folder_sees_the_same_pixels(tm
 
 
 def test_everything_that_is_left_out_is_listed(dataset, tmp_path):
+    (dataset / "dataset_card.yaml").write_text("name: faces\n")  # read, not left out
     (dataset / "notes.txt").write_text("who is who")
     (dataset / "=1+1.txt").write_text("a formula for a spreadsheet")
     (dataset / ".DS_Store").write_bytes(b"x")
