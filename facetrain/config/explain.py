@@ -69,7 +69,12 @@ def _explain_fault(fault: Any, values: Any) -> str:
         message = str(fault["ctx"]["error"])
         return f"{key}: {message}" if key else message
     given = json.dumps(fault["input"], default=str, ensure_ascii=False)
-    return f"{key}: {fault['msg']}, not {given[:_MAX_VALUE]}{'…' * (len(given) > _MAX_VALUE)}"
+    expected = fault["msg"].replace("a valid tuple", "a list, such as [a, b]")
+    # YAML reads off, no, on and yes as false and true.
+    advice = (
+        "; put the text in quotes" if fault["type"] == "string_type" and given in ("true", "false") else ""
+    )
+    return f"{key}: {expected}, not {given[:_MAX_VALUE]}{'…' * (len(given) > _MAX_VALUE)}{advice}"
 
 
 def _name(location: Sequence[Any], values: Any, *, is_missing: bool = False) -> str:
