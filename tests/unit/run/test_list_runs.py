@@ -194,6 +194,29 @@ def test_the_page_of_runs_names_the_best_one_and_colors_each_state(tmp_path):
     assert [f'class="{kind}">{state}' in table for kind, state in STATES] == [True] * 3
 
 
+def test_the_best_run_is_the_best_on_the_set_that_most_runs_have(tmp_path):
+    for name, record in (
+        ("b", {"lfw/accuracy": 0.9}),
+        ("a", {"lfw/accuracy": 0.95}),
+        ("c", {"agedb/accuracy": 0.99}),
+        ("d", {"loss": 0.0}),
+    ):
+        folder = make_run(tmp_path / name)
+        (folder / "metrics.jsonl").write_text(json.dumps({"step": 1} | record))
+    for step in (10, 20):
+        (tmp_path / "d" / "checkpoints" / f"step_{step:08d}").rmdir()
+    train_as(tmp_path / "d", RunError("the disk is full"))
+    runs = list_runs(tmp_path)
+    assert run_list._best_of(runs) == ("good", "95.00%", "best accuracy on lfw: a, of 2 runs")
+    assert run_list._best_of(runs[3:]) is None
+    rows = [line.split() for line in format_runs(runs).splitlines()]
+    assert [row[0] for row in rows] == ["run", "a", "b", "c", "d"]
+    assert rows[3] == ["c", "failed", "20", "of", "?", "20", "–", "agedb", "99.00%"]
+    assert rows[4] == ["d", "failed", "1", "of", "40", "–", "0.0000", "–"]
+    (tmp_path / "d" / "checkpoints" / "step_00000000").mkdir()
+    assert format_runs(list_runs(tmp_path / "d")).split()[-3:] == ["0", "0.0000", "–"]
+
+
 def test_list_and_page_have_the_loss_that_is_trained(tmp_path):
     make_run(tmp_path / "margin")
     folder = make_run(tmp_path / "teacher")
