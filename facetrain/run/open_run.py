@@ -77,8 +77,7 @@ def open_run(parts: Parts, page: LiveReport | None) -> Run:
             parts.network,
             parts.augment,
             seed=config.seed,
-            # A shorter run that skips all of its steps has trained nothing.
-            max_skipped_steps=max(min(MAX_SKIPPED_STEPS, schedule.total_steps - first_step), 1),
+            max_skipped_steps=_most_skipped_steps(parts),
             on_first_images=partial(write_first_batch, parts.folder) if parts.is_leader else None,
         )
         logging = Logging(
@@ -165,6 +164,15 @@ def _checkpointing(parts: Parts, outputs: RunOutputs) -> Checkpointing:
         check_lock=parts.check_lock,
         uploads=uploads,
     )
+
+
+def _most_skipped_steps(parts: Parts) -> int:
+    """Return how many steps in a row may be skipped before the run has diverged."""
+    # A short run that skips all of its steps has trained nothing. One that continues has; and in fp16, the first steps
+    # are skipped until the loss scale is found.
+    if parts.state.step or parts.state.stepper.scale.enabled:
+        return MAX_SKIPPED_STEPS
+    return min(MAX_SKIPPED_STEPS, parts.schedule.total_steps)
 
 
 def _profiler(parts: Parts, outputs: RunOutputs) -> StepProfiler:
