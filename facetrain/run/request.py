@@ -28,7 +28,7 @@ def as_override(key: str, value: Any) -> str:
         return f"{key}={json.dumps(value, ensure_ascii=False, default=refuse, allow_nan=False)}"
     except ValueError as error:
         raise UsageError(
-            f"{key}: nan and inf cannot be given here; write .nan or .inf in a config file"
+            f"{key}: nan and inf cannot be given here; a config file may have them in the options of an own part"
         ) from error
 
 

@@ -47,13 +47,9 @@ class Stage:
         """Return the settings of the stage in words."""
         anchor, rate = self.head.expectations, self.head.sample_rate
         anchors = "" if anchor == "off" else f", {anchor} expectations"
-        classes = (
-            "all classes"
-            if rate >= 1
-            else f"{rate:.3g} of the classes"
-            if rate
-            else "the classes of the batch"
-        )
+        classes = "all classes" if rate else "the classes of the batch"
+        if 0 < rate < 1:
+            classes = f"{rate:.3g} of the classes"
         return f"{self.global_batch_size:,} images per step, {classes}{anchors}"
 
 

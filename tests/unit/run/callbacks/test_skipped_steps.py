@@ -1,11 +1,14 @@
 """A step that is skipped in fp16 leaves the network as it was; too many in a row end the run."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from facetrain.errors import ConfigError, DivergedError
 from facetrain.head.margins.function_margin import own_margin
 from facetrain.optim.loss_scale import LossScale
+from facetrain.run.open_run import _most_skipped_steps
 from tests.unit.run.callbacks.helpers import CPU
 
 
@@ -49,6 +52,19 @@ def test_only_skipped_steps_in_a_row_end_a_run(state, step, loader):
         take(overflows=overflows)
     with pytest.raises(DivergedError, match=r"in 3 consecutive steps.*, or start again if there is none$"):
         take(overflows=True)
+
+
+@pytest.mark.parametrize(
+    ("first_step", "in_fp16", "total", "expected"),
+    [(0, False, 3, 3), (0, False, 60, 10), (2, False, 3, 10), (0, True, 3, 10)],
+)
+def test_only_a_new_short_run_whose_first_steps_must_not_be_skipped_ends_sooner(
+    first_step, in_fp16, total, expected
+):
+    scale = LossScale(CPU, enabled=in_fp16, start=1024.0)
+    state = SimpleNamespace(step=first_step, stepper=SimpleNamespace(scale=scale))
+    parts = SimpleNamespace(state=state, schedule=SimpleNamespace(total_steps=total))
+    assert _most_skipped_steps(parts) == expected
 
 
 def sharper(cos):
