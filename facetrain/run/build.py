@@ -21,7 +21,6 @@ from facetrain.files import os_errors_as
 from facetrain.head.head_group import head_parts
 from facetrain.remote.address import public
 from facetrain.run.agree import Agreed
-from facetrain.run.callbacks.evaluation import named_metrics, require_metric
 from facetrain.run.folder.accepted import Accepted
 from facetrain.run.folder.earlier import leave_after, missing_newest
 from facetrain.run.folder.environment import (
@@ -40,7 +39,6 @@ from facetrain.telemetry.log import LogFile, log_to, stop_logging, warn
 from facetrain.telemetry.sink import Sinks
 from facetrain.training.choose_kernels import choose_kernels
 from facetrain.training.state import TrainState
-from facetrain.verify.sets.pair_set import PairSet
 
 
 @dataclass(frozen=True)
@@ -109,8 +107,6 @@ def build(agreed: Agreed, world: World, check_lock: Callable[[], None], began_at
         if checkpoint is not None:
             with _mirror_named(config):
                 state.restore(checkpoint)
-        # After the restore, which knows what the last verification has measured.
-        _check_named_metrics(config, data.sets, state)
     # After every rank has restored its part: if the checkpoint is damaged, or the config does not fit it, the folder
     # must remain unchanged.
     sinks, log = _begin_in_folder(agreed, config, state)
@@ -188,19 +184,6 @@ def build_network(
 def _without_init_from(config: Config) -> Config:
     """Return the config of a run that continues: its checkpoint has all weights of the file `model.init_from`."""
     return config.model_copy(update={"model": config.model.model_copy(update={"init_from": None})})
-
-
-def _check_named_metrics(config: Config, sets: list[PairSet], state: TrainState) -> None:
-    """Check the metrics that the config names as far as they are known before the next verification.
-
-    A resumed run may save before that, and would remove the best checkpoint by another metric.
-    """
-    names = [pairs.name for pairs in sets]
-    known = [name for name in state.metrics if name.rpartition("/")[0] in names]
-    for key, metric in named_metrics(config.checkpoint.best_metric, config.train.stop_early).items():
-        chosen = metric.rpartition("/")[0]
-        if chosen not in names or any(name.rpartition("/")[0] == chosen for name in known):
-            require_metric(key, metric, known or [f"{name}/accuracy, {name}/auc, …" for name in names])
 
 
 def _open_folder(agreed: Agreed, state: TrainState) -> list[str]:

@@ -118,7 +118,6 @@ def _evaluation(parts: Parts, outputs: RunOutputs, stop_request: StopRequest) ->
     return Evaluation(
         verifier,
         outputs.write,
-        best_metric=parts.config.checkpoint.best_metric,
         stop_early=parts.config.train.stop_early,
         pairs_file=parts.folder / PAIRS_FILE if parts.is_leader else None,
     )

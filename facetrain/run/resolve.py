@@ -38,6 +38,8 @@ from facetrain.run.run_claim import Claim
 from facetrain.run.run_plan import RunPlan
 from facetrain.run.suited_settings import Suited, gather_facts, keys_to_choose, suited_settings
 from facetrain.training.early_stop import EarlyStop
+from facetrain.verify.pair_protocol import rising_metrics
+from facetrain.verify.sets.pair_set import PairSet
 
 
 def resolve(
@@ -71,6 +73,7 @@ def resolve(
         config = _with_recorded_choices(config, checkpoint, request, asked.set_keys)
     config = with_paths_of_sets(with_downloads(config, pin, has_weights=checkpoint is not None))
     data = open_data(with_absolute_paths(config))
+    _require_measured(config, data.sets)
     suited = [] if checkpoint else _choose_settings(config, request, asked.set_keys, data, ranks)
     config = with_values(config, {each.key: each.value for each in suited}, "the chosen settings")
     here = with_absolute_paths(config)
@@ -143,6 +146,25 @@ def _require_known_expectations(config: Config, schedule: StepSchedule) -> None:
             "head.expectations: fixed from the first step on keeps random centers as expectations; begin with moving "
             "or off (train.stages), or with the centers of a model (head.init_from)"
         )
+
+
+def _require_measured(config: Config, sets: list[PairSet]) -> None:
+    """Check that the verification measures the metrics that the config names, and that larger is better.
+
+    Raises:
+        ConfigError: it does not, or a better model does not have a larger value.
+    """
+    measured = [f"{pairs.name}/{metric}" for pairs in sets for metric in rising_metrics(pairs.same)]
+    stop = config.train.stop_early
+    for key, metric in (
+        ("checkpoint.best_metric", config.checkpoint.best_metric),
+        ("train.stop_early.metric", stop.metric if stop else None),
+    ):
+        if metric is not None and metric not in measured:
+            raise ConfigError(
+                f"{key}: {metric} is no metric that the verification measures and of which larger is better; there "
+                f"are {', '.join(measured) or 'none, see eval.targets'}"
+            )
 
 
 def open_mirror(config: Config, folder: Path) -> Mirror | None:

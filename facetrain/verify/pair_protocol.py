@@ -8,10 +8,12 @@ import numpy as np
 
 from facetrain.embeddings.normalization import are_normalized, embedding_lengths
 from facetrain.verify.metrics import bootstrap
+from facetrain.verify.metrics.curve_metrics import CURVE_METRICS
 from facetrain.verify.metrics.discard import pair_quality
 from facetrain.verify.metrics.draws import DRAWS, Draws
 from facetrain.verify.metrics.fold_accuracy import squared_distances
 from facetrain.verify.metrics.result import Result
+from facetrain.verify.metrics.roc import can_measure
 from facetrain.verify.metrics.scored_pairs import (
     ScoredPairs,
     add_fold_accuracy,
@@ -79,6 +81,18 @@ def verification_result(
     sides = table.sides if table else {}
     add_slices(result, scored, columns, qualities, sides=sides, fmr=slice_fmr, draws=draws)
     return result
+
+
+def rising_metrics(same_P: np.ndarray) -> list[str]:
+    """Return the metrics that `verification_result` measures for pairs with these labels, and that rise with the model.
+
+    A better model has a larger value of them.
+    """
+    impostors = int((~same_P).sum())
+    if not 0 < impostors < len(same_P):
+        return []
+    curve = [each.name for each in CURVE_METRICS if each.rises and can_measure(impostors, each.far)]
+    return ["accuracy", "accuracy_no_flip", *curve]
 
 
 def _add_accuracy_without_mirror_images(result: Result, scored: ScoredPairs, draws: Draws) -> None:

@@ -31,6 +31,8 @@ class CurveMetric:
     """Returns the score from which pairs are accepted; None for a metric of all thresholds."""
     is_rate: bool = True
     """Whether it is printed in percent."""
+    rises: bool = True
+    """Whether a better model has a larger value."""
 
     def of(self, curve: Roc) -> float | None:
         """Return the metric of a curve; None if the set is too small for it."""
@@ -74,7 +76,7 @@ def tar_at_far(far_RV: np.ndarray, tar_RV: np.ndarray, *, far: float) -> np.ndar
 
 CURVE_METRICS = (
     CurveMetric("auc", auc, is_rate=False),
-    CurveMetric("eer", equal_error_rate, threshold=eer_threshold),
+    CurveMetric("eer", equal_error_rate, threshold=eer_threshold, rises=False),
     *(
         CurveMetric(f"tar@{far:.0e}", partial(tar_at_far, far=far), far, partial(threshold_at, far=far))
         for far in FARS

@@ -341,6 +341,22 @@ def test_a_wrong_grace_period_is_refused_before_there_is_a_run_folder(runs, tmp_
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ("checkpoint.best_metric=lfw/accuracy", "checkpoint.best_metric: lfw/accuracy "),
+        ("train.stop_early={metric: val/acuracy, patience: 2}", "train.stop_early.metric: val/acuracy "),
+        ("checkpoint.best_metric=val/tar@1e-02", "val/tar@1e-02 "),
+        ("checkpoint.best_metric=val/eer", "val/eer "),
+    ],
+)
+def test_a_metric_that_cannot_choose_is_refused_before_a_file_is_written(runs, tmp_path, change, named):
+    config = load_config(runs / "tiny.yaml", ["eval.targets=[val]", change])
+    with pytest.raises(ConfigError, match=f"{named}.*; there are val/accuracy, .*val/tar@1e-01$"):
+        training.train(config, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_best_metric_that_no_set_has_is_refused_before_a_checkpoint_is_removed(run):
     with pytest.raises(ConfigError, match=r"best_metric: lwf/accuracy .*eval\.targets"):
         go_on(run, changes=["checkpoint.best_metric=lwf/accuracy", "train.max_steps=6"])

@@ -11,7 +11,7 @@ from facetrain.verify.metrics.draws import Draws
 from facetrain.verify.metrics.fold_accuracy import THRESHOLDS, fold_accuracy, grid_roc, squared_distances
 from facetrain.verify.metrics.roc import eer_threshold, roc, threshold_at
 from facetrain.verify.metrics.scored_pairs import ScoredPairs, hardest_pairs, histogram
-from facetrain.verify.pair_protocol import score_pairs, verification_result
+from facetrain.verify.pair_protocol import rising_metrics, score_pairs, verification_result
 from facetrain.verify.sets.pair_set import PairSet
 
 
@@ -195,3 +195,13 @@ def test_the_histogram_counts_cosines_that_rounding_has_brought_outside_of_their
     index = np.arange(4)
     counted = histogram(ScoredPairs(score, same, 2 * index, 2 * index + 1, np.arange(8)))
     assert counted.genuine.sum() == 2 and counted.impostor.sum() == 2
+
+
+@pytest.mark.parametrize("impostors", [0, 9, 10, 1_000])
+def test_the_rising_metrics_are_those_that_separated_pairs_bring_to_one(impostors):
+    same = np.arange(10 + impostors) < 10
+    embedding = np.zeros((2 * len(same), 2))
+    embedding[0::2, 0] = 1
+    embedding[1::2] = np.where(same[:, None], (1, 0), (0, 1))
+    names = [name for name, value in metrics_of(embedding, same).items() if value == 1]
+    assert sorted(rising_metrics(same)) == sorted(set(names) - {"xnorm"})

@@ -8,7 +8,6 @@ import pytest
 from facetrain.data.images.decode import decode_rgb, resize_square
 from facetrain.distributed.stop_request import Stopped
 from facetrain.embeddings.embedder import ImageEmbedder
-from facetrain.errors import ConfigError
 from facetrain.run.callbacks.evaluation import Evaluation
 from facetrain.verify.metrics.draws import Draws
 from facetrain.verify.metrics.result import Result
@@ -125,23 +124,3 @@ def test_an_interrupted_verification_is_marked_and_records_nothing(state, pairs)
     assert state.unverified and not board.written and state.metrics == {}
     Evaluation(verifier_of(pairs), board.write).verify(state)
     assert not state.unverified and board.written
-
-
-@pytest.mark.parametrize(
-    ("metric", "measured"),
-    [
-        ("cfp_fp/accuracy is not measured", "lfw/auc, .*lfw/accuracy"),
-        ("lfw/tar@1e-06 is not measured", "lfw/accuracy"),
-        ("lfw/eer is no metric whose larger values are better", "lfw/auc, "),
-        ("lfw/accuracy_std is no metric whose larger values are better", "lfw/auc, "),
-    ],
-)
-def test_the_first_verification_must_measure_the_metric_of_the_best_checkpoint(
-    state, pairs, metric, measured
-):
-    evaluation = Evaluation(verifier_of(pairs), Board().write, best_metric=metric.partition(" ")[0])
-    with pytest.raises(ConfigError, match=f"^checkpoint.best_metric: {metric}; .*{measured}"):
-        evaluation.verify(state)
-    state.step = 1
-    evaluation.verify(state)  # after a resume, days of training are worth more
-    Evaluation(verifier_of(pairs), Board().write, best_metric="lfw/accuracy").verify(state)
