@@ -24,7 +24,6 @@ from facetrain.text import listed, printable
 _LEAST_BESIDE = 32
 """Bytes of a record beside its image: frame and header."""
 _MOST_PADDING = 3
-_UNKNOWN_SIZE = 1 << 62
 
 
 class RecordDataset(CatalogDataset):
@@ -65,21 +64,13 @@ class RecordDataset(CatalogDataset):
             )
         return image
 
-    def forget(self, index: int) -> bool:
-        """Have a record fetched again when it is read next; return whether it is in an object store."""
-        offset_N = self.columns.arrays["offset"]
-        start = offset_N.item(index)
-        # Up to the next record in the file, which need not be that of the next image.
-        end = np.min(offset_N, where=offset_N > start, initial=self._reader.size)
-        return self._reader.forget(start, int(end) - start)
-
     def sizes(self, index: np.ndarray) -> np.ndarray:
         """Return the ranges of the sizes of B images, int64 (B, 2): a record ends where the next one begins."""
-        offset_N = self.columns.arrays["offset"]
-        record_B = offset_N[np.minimum(index + 1, len(offset_N) - 1)] - offset_N[index]
-        most_B = np.where(record_B > 0, record_B - _LEAST_BESIDE, _UNKNOWN_SIZE)
-        least_B = np.where(record_B > 0, record_B - self._most_beside, 0)
-        return np.stack([least_B, most_B], axis=1)
+        end_B = self._ends(index)
+        record_B = end_B - self.columns.arrays["offset"][index]
+        # Identity records may follow the last image.
+        least_B = np.where(end_B < self._reader.size, record_B - self._most_beside, 0)
+        return np.stack([least_B, record_B - _LEAST_BESIDE], axis=1)
 
     def name(self, index: int) -> str | None:
         """Return the path that the image had in the packed dataset; None if names.csv does not have it.
@@ -93,11 +84,20 @@ class RecordDataset(CatalogDataset):
         return self._reader.location(int(self.columns.arrays["offset"][index]), self._key(index))
 
     def _extents(self, rows: slice) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        # Up to the next record: the catalog has no sizes.
-        offset = self.columns.arrays["offset"]
-        end = offset[rows.start + 1 : rows.stop + 1]
-        end = np.maximum(np.append(end, offset[rows][len(end) :]), offset[rows])
-        return np.zeros(len(end), np.int64), offset[rows], end
+        start = self.columns.arrays["offset"][rows]
+        return np.zeros(len(start), np.int64), start, self._ends(rows.start + np.arange(len(start)))
+
+    def _ends(self, index: np.ndarray) -> np.ndarray:
+        """Return where the record after each of B images begins, or the file ends: int64 (B,)."""
+        offset_N, start_N = self.columns.arrays["offset"], self._starts
+        after_B = index + 1 if start_N is offset_N else np.searchsorted(start_N, offset_N[index]) + 1
+        return np.where(after_B < len(start_N), start_N.take(after_B, mode="clip"), self._reader.size)
+
+    @cached_property
+    def _starts(self) -> np.ndarray:
+        """First bytes of the images' records in ascending order, int64 (N,): the next image may be anywhere."""
+        offset_N = self.columns.arrays["offset"]
+        return offset_N if (offset_N[1:] > offset_N[:-1]).all() else np.sort(offset_N)
 
     def _key(self, index: int) -> int:
         keys = self.columns.arrays["key"]

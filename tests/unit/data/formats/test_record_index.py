@@ -25,17 +25,22 @@ def test_an_index_in_another_order_gives_the_same_images(data):
 
 
 @pytest.mark.usefixtures("in_pieces")
-def test_records_in_another_order_give_the_same_images(data):
+def test_records_in_another_order_give_the_same_images_and_ranges_that_hold_one_each(data):
     expected = images_of(open_dataset(data))
     content, lines = (data / "train.rec").read_bytes(), (data / "train.idx").read_text().splitlines()
     keys, starts = zip(*(map(int, line.split()) for line in lines), strict=True)
     records = [content[start:stop] for start, stop in zip(starts, [*starts[1:], None], strict=True)]
-    order = [0, *range(len(keys) - 1, 0, -1)]
+    order = [0, *range(10, 0, -2), *range(9, 0, -2), *range(11, len(keys))]
     lengths = np.cumsum([0, *(len(records[number]) for number in order)])
     places = dict(zip(order, lengths.tolist(), strict=False))
     (data / "train.rec").write_bytes(b"".join(records[number] for number in order))
     (data / "train.idx").write_text("".join(f"{key}\t{places[n]}\n" for n, key in enumerate(keys)))
-    assert images_of(open_dataset(data)) == expected
+    source = open_dataset(data)
+    assert images_of(source) == expected
+    size, (least, most) = np.array([len(image) for _, image in expected]), source.sizes(np.arange(10)).T
+    assert (least <= size).all() and (size <= most).all() and (most - least < 80)[1:].all()
+    _, _, end = source._extents(slice(1, 10))  # of the others than image 0, the last one in the file
+    assert end.tolist() == [places[key] + len(records[key]) for key in range(2, 11)]
 
 
 @pytest.mark.parametrize("has_header", [True, False])
