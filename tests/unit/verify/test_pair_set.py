@@ -173,6 +173,13 @@ def test_a_set_of_cvlface_is_read_in_the_order_of_its_index(tmp_path):
     [
         (lambda folder: (folder / "data-00001-of-00002.arrow").write_bytes(b"x"), "00001-of-00002.arrow"),
         (lambda folder: (folder / "data-00001-of-00002.arrow").unlink(), "00001-of-00002.arrow"),
+        (
+            lambda folder: (
+                write_saved(folder / "x", IMAGES, SAME, files=1, is_same=[1] * 6)
+                or (folder / "x/data-00000-of-00001.arrow").replace(folder / "data-00001-of-00002.arrow")
+            ),
+            "lfw: Schema at index 1",
+        ),
         (lambda folder: (folder / "state.json").write_text("{"), "state.json"),
         (
             lambda folder: (folder / "state.json").write_text('{"_data_files": [{"filename": "../x"}]}'),
