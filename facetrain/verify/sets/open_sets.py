@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from facetrain.data.formats.bin import is_bin
+from facetrain.data.formats.bin import NAME_ENDINGS, is_bin
 from facetrain.errors import PairsError
 from facetrain.remote.address import is_remote
 from facetrain.remote.download import local_path
@@ -28,8 +28,10 @@ def open_set(target: str, folder: Path) -> AnySet:
     """
     if is_remote(target):
         target = str(local_path(target))
-    # A name prefers the file of the data folder: a folder ./lfw of images must not hide lfw.bin.
-    is_file_name = Path(target).name == target and is_bin(folder / f"{target}.bin")
+    # A name prefers the file of the data folder: a folder ./lfw of images must not hide lfw.bin or lfw.xz.
+    is_file_name = Path(target).name == target and any(
+        is_bin(folder / f"{target}{ending}") for ending in NAME_ENDINGS
+    )
     for path in (Path(target), folder / target, folder / target.upper()):
         if is_file_name or not path.is_dir():
             continue

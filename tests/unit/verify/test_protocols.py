@@ -1,5 +1,6 @@
 """Sets of pairs and TinyFace on small sets in the official layouts, and what holds for the protocols of all sets."""
 
+import lzma
 from dataclasses import replace
 from itertools import pairwise
 
@@ -17,8 +18,12 @@ from tests.support.faces import embedder, face
 from tests.support.protocols import evaluated, write_ijb, write_tinyface
 
 
-def test_a_name_prefers_the_bin_set_to_a_folder_of_the_same_name(tmp_path, monkeypatch):
+@pytest.mark.parametrize("ending", [".bin", ".xz", ".bin.xz"])
+def test_a_name_prefers_the_bin_set_to_a_folder_of_the_same_name(tmp_path, monkeypatch, ending):
     write_bin(tmp_path / "lfw.bin", [face(n) for n in range(4)], [True, False])
+    if ending != ".bin":
+        (tmp_path / f"lfw{ending}").write_bytes(lzma.compress((tmp_path / "lfw.bin").read_bytes()))
+        (tmp_path / "lfw.bin").unlink()
     (tmp_path / "lfw").mkdir()
     monkeypatch.chdir(tmp_path)
     assert open_set("lfw", tmp_path).images
