@@ -112,7 +112,7 @@ def read_headers(records: Records) -> Headers:
 def _read_raw(records: Records) -> np.ndarray:
     """Return the first 40 bytes of every record as RAW_HEADER (N,), zeros after the end of the file."""
     reader, offset = records.reader, records.offset
-    outside = (offset < 0) | (offset > reader.size - _FRAME_BYTES - _HEADER_BYTES)
+    outside = offset > reader.size - _FRAME_BYTES - _HEADER_BYTES
     records.require_none(outside, f"past the end of the file, which has {reader.size:,} bytes")
     raw = np.zeros(len(offset), dtype=RAW_HEADER)
     raw_bytes = raw.view(np.uint8).reshape(len(offset), RAW_HEADER.itemsize)

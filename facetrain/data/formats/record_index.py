@@ -165,8 +165,8 @@ def _without_bytes(keys: np.ndarray, has_image: np.ndarray, is_table: np.ndarray
     """
     last = keys[has_image].max(initial=-1)
     is_expected = is_table & ((keys == keys.min()) | (keys > last))
-    missing = np.sort(keys[~has_image & ~is_expected])
-    return [SkippedFile(f"key {key}", "unreadable", "the record has no image") for key in missing.tolist()]
+    missing = keys[~has_image & ~is_expected].tolist()
+    return [SkippedFile(f"key {key}", "unreadable", "the record has no image") for key in missing]
 
 
 def _check_successors_of_holes(records: Records) -> None:
@@ -221,7 +221,7 @@ def labels_by_ranges(records: Records) -> np.ndarray | None:
     if ranges is None or end == 1:
         return None
     first, past = ranges
-    if not (np.isfinite(first) & np.isfinite(past) & (first >= 0) & (past <= _MAX_IN_RANGES)).all():
+    if not ((first >= 0) & (past <= _MAX_IN_RANGES)).all():
         return None
     images = records[1:end]
     boundaries = np.append(first, past[-1])

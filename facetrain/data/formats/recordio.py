@@ -147,7 +147,7 @@ class RecordReader(PositionalFile):
         """
         # Most records are shorter than the first read: one system call, not two.
         count = size if 0 < size < _FIRST_READ_BYTES else _FIRST_READ_BYTES
-        start = self.bytes_at(offset, count) if offset >= 0 else b""
+        start = self.bytes_at(offset, count)
         if len(start) < _FRAME_AND_HEADER.size:
             return None
         magic, word, flag, label, _, id2 = _FRAME_AND_HEADER.unpack_from(start)
@@ -187,7 +187,7 @@ class RecordReader(PositionalFile):
 
     def _read_frame(self, offset: int, start: int, key: int | None) -> tuple[int, int]:
         """Return kind and length of the part at `offset`, in the record that begins at `start`."""
-        frame = self.bytes_at(offset, _FRAME.size) if offset >= 0 else b""
+        frame = self.bytes_at(offset, _FRAME.size)
         magic, word = _FRAME.unpack(frame.ljust(_FRAME.size, b"\0"))
         kind, length = word >> KIND_SHIFT, word & MAX_LENGTH
         end = offset + _FRAME.size + length
@@ -253,7 +253,7 @@ def split_payload(payload: bytes) -> list[bytes]:
         if found % 4 == 0:
             parts.append(payload[start:found])
             start = found + 4
-        found = payload.find(_MAGIC_BYTES, max(start, found + 1))
+        found = payload.find(_MAGIC_BYTES, found + 1)
     return [*parts, payload[start:]]
 
 
