@@ -78,6 +78,40 @@ def test_labels_that_float32_rounds_are_refused_though_they_agree_with_the_range
     assert open_dataset(tmp_path).num_classes == 3
 
 
+@pytest.mark.parametrize(("end", "announced", "is_sound"), [(3, 2, True), (3, 4, True), (4, 6, False)])
+def test_the_key_after_the_last_one_differs_from_record_0_by_its_rounding_alone(
+    tmp_path, end, announced, is_sound
+):
+    with RecordWriter(tmp_path / "train.rec") as writer:
+        writer.write(0, RecordHeader(2, (2.0**24 + announced, 2.0**24 + announced)), b"")
+        writer.write(2**24 + end - 1, RecordHeader.of_image(0, 0), b"image")
+    if is_sound:
+        assert open_dataset(tmp_path).num_images == 1
+    else:
+        with pytest.raises(DataError, match=r"up to key 16,777,221, but the last one is 16,777,219"):
+            open_dataset(tmp_path)
+
+
+def test_a_file_of_identities_without_images_is_refused(tmp_path):
+    write_from(tmp_path, 1, [0, 0])
+    with pytest.raises(RecordError, match=r"train\.rec: contains no images"):
+        open_dataset(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "ranges", [[(1, 2), (3, 5)], [(1, 4), (4, 3), (3, 5)], [(1, 3), (3, 4)], [(0, 3), (3, 5)]]
+)
+def test_ranges_that_do_not_follow_each_other_from_the_first_key_to_the_last_are_not_used(tmp_path, ranges):
+    label = np.searchsorted([first for first, _ in ranges], [1, 2, 3, 4], side="right") - 1
+    with RecordWriter(tmp_path / "train.rec") as writer:
+        writer.write(0, RecordHeader(2, (5.0, 5.0 + len(ranges))), b"")
+        for key, number in enumerate(label.tolist(), start=1):
+            writer.write(key, RecordHeader.of_image(number, key), b"image")
+        for key, ends in enumerate(ranges, start=5):
+            writer.write(key, RecordHeader(2, ends), b"")
+    assert labels_of(tmp_path) is None and (open_dataset(tmp_path).labels == label).all()
+
+
 def test_ranges_of_huge_keys_are_not_used(tmp_path):
     expected = write_from(tmp_path, 2**49, [2, 3, 1])  # float32 numbers are 2^26 apart there
     assert labels_of(tmp_path) is None

@@ -1,4 +1,5 @@
 import pickle
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +13,7 @@ from facetrain.data.dataset import (
     original_name,
 )
 from facetrain.data.formats.record_names import RecordNames, write_name_tables
+from facetrain.data.formats.recordio import write_identities
 from facetrain.data.mixture import MixtureDataset
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.positional_file import PositionalFile
@@ -186,6 +188,16 @@ def test_a_long_record_is_read_without_its_name(tmp_path, monkeypatch):
     source = open_dataset(write_records(tmp_path / "data", [0, 1], size=112))
     monkeypatch.setattr(RecordNames, "image", lambda *_: pytest.fail("the name is for messages"))
     assert source.read(0) == encoded_image(1, 112)
+
+
+def test_the_tables_of_a_folder_belong_to_train_rec_alone(tmp_path):
+    write_identities(tmp_path, [1, 1], [(0, b"image"), (1, b"image")], 112)
+    (tmp_path / "names.csv").write_text("key,name\n1,a.png\n2,b.png\n")
+    (tmp_path / "property").write_text("9,112,112\n")
+    for suffix in (".rec", ".idx"):
+        shutil.copyfile(tmp_path / f"train{suffix}", tmp_path / f"other{suffix}")
+    found = [open_dataset(tmp_path / f"{name}.rec") for name in ("train", "other")]
+    assert [(each.name(0), each.num_classes) for each in found] == [("a.png", 9), (None, 2)]
 
 
 def test_the_names_of_the_identities_are_read_without_a_list_of_them(photos, tmp_path):
