@@ -190,14 +190,14 @@ def test_a_long_record_is_read_without_its_name(tmp_path, monkeypatch):
     assert source.read(0) == encoded_image(1, 112)
 
 
-def test_the_tables_of_a_folder_belong_to_train_rec_alone(tmp_path):
+def test_a_folder_and_its_tables_belong_to_train_rec_and_not_to_other_files(tmp_path):
     write_identities(tmp_path, [1, 1], [(0, b"image"), (1, b"image")], 112)
     (tmp_path / "names.csv").write_text("key,name\n1,a.png\n2,b.png\n")
     (tmp_path / "property").write_text("9,112,112\n")
     for suffix in (".rec", ".idx"):
         shutil.copyfile(tmp_path / f"train{suffix}", tmp_path / f"other{suffix}")
-    found = [open_dataset(tmp_path / f"{name}.rec") for name in ("train", "other")]
-    assert [(each.name(0), each.num_classes) for each in found] == [("a.png", 9), (None, 2)]
+    found = [open_dataset(tmp_path / name) for name in ("", "train.rec", "other.rec")]
+    assert [(each.name(0), each.num_classes) for each in found] == [("a.png", 9), ("a.png", 9), (None, 2)]
 
 
 def test_the_names_of_the_identities_are_read_without_a_list_of_them(photos, tmp_path):
