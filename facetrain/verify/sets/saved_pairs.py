@@ -55,6 +55,8 @@ def open_saved_pairs(folder: Path, name: str) -> PairSet | None:
                 f"{folder}: its column is_same has a value other than true and false, or 1 and 0"
             )
         index_N = table["index"].to_numpy() if "index" in table.schema.names else np.arange(len(images))
+        if index_N.dtype.kind not in "iu":  # as texts, 10 would be before 2
+            raise PairsError(f"{folder}: its column index has a value other than whole numbers")
     order = np.argsort(index_N, kind="stable")
     same_N, images = same_N[order], [images[at] for at in order.tolist()]
     if not len(images) or len(images) % 2 or (same_N[0::2] != same_N[1::2]).any():
