@@ -223,13 +223,11 @@ def _clearness(sample: ImageSample) -> float:
 
 def _certainty_of_part(sample: ImageSample, is_blue: np.ndarray) -> tuple[str, str]:
     """Return the certainty of an error in a part of the images, and the place where most of them are."""
-    index = np.flatnonzero(~sample.is_gray_N)
-    shares = [
-        is_blue[(index >= start) & (index < start + _BLOCK)].mean()
-        for start in range(0, len(sample) - _BLOCK + 1, _BLOCK)
-    ]
-    if shares and max(shares) > 0.5:
-        part = int(np.argmax(shares)) * _BLOCK / len(sample)
+    block, blocks = np.flatnonzero(~sample.is_gray_N) // _BLOCK, len(sample) // _BLOCK
+    blue, color = (np.bincount(block, each, blocks)[:blocks] for each in (is_blue, np.ones(len(block))))
+    share = blue / np.maximum(color, 1)  # all images of a block may be gray
+    if share.max(initial=0) > 0.5:
+        part = int(share.argmax()) * _BLOCK / len(sample)
         return "likely", f", most of them around {part + _BLOCK / len(sample) / 2:.0%} of the dataset"
     return ("likely" if is_blue.mean() > 0.2 else "possible"), ""
 

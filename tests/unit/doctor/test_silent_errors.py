@@ -1,6 +1,7 @@
 """Errors that stop no run are found in the images and the labels, and correct data gives no warning."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -84,6 +85,14 @@ def test_drawn_faces_of_another_alignment_are_found(name, drawn_faces, drawn_sam
 def test_drawn_faces_without_an_error_give_no_warning(drawn_sample):
     results = check_images("x", drawn_sample) + check_alignment("x", drawn_sample, "train", drawn_sample)
     assert [result.status for result in results] == ["ok", "ok"], results
+
+
+def test_swapped_colors_of_a_part_are_found_beside_a_part_without_color(drawn_sample):
+    number = np.arange(100)
+    redness = np.where(number >= 70, -6.0, 40.0)
+    sample = replace(drawn_sample, is_gray_N=number < 50, redness_N=redness)
+    found = [result for result in check_images("x", sample) if "more blue than red" in result.message]
+    assert [(result.certainty, "around 75%" in result.message) for result in found] == [("likely", True)]
 
 
 @pytest.mark.long
