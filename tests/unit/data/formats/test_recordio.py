@@ -57,8 +57,9 @@ def test_labels_past_two_to_the_24_are_exact(tmp_path):
     assert open_records(tmp_path).labels.tolist() == labels
 
 
-def test_a_record_that_is_split_inside_its_header_has_its_exact_label(tmp_path):
-    label = 0x4654_0001  # whose bits are where the tag of an exact label is in a record that is not split
+# The bits of the second one are where a record that is not split has the tag of an exact label.
+@pytest.mark.parametrize("label", [2**24 + 1, 0x4654_0001])
+def test_a_record_that_is_split_inside_its_header_has_its_exact_label(tmp_path, label):
     with RecordWriter(tmp_path / "train.rec") as writer:
         writer.write(0, RecordHeader.of_image(label, MAGIC), b"image")
     assert images_of(open_records(tmp_path)) == [(label, b"image")]
