@@ -87,7 +87,8 @@ def judge(prepared: Prepared, *, say: Callable[[str], None], bar: Bar) -> Verdic
     try:
         _, thresholds = calibrate_model(place.model, str(place.held_out), Path(), inference=inference)
         refused = ""
-    except DataError as error:  # too few pairs of different people; its advice is for another command
+    except DataError as error:
+        # Too few pairs of different people, or the first model has seen the photos; the advice is for another command.
         thresholds, refused = [], str(error).partition(";")[0]
     return Verdict(share, tried, gain, judged, thresholds, refused)
 

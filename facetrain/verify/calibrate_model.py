@@ -66,9 +66,9 @@ def calibrate_model(
 
     Raises:
         ModelError: the model cannot be opened, its file cannot hold thresholds, or an embedding is not finite.
-        UsageError: there is no file that can hold the thresholds, its folder is not writable, or the people are those
-            that the model was trained on.
-        DataError: the data cannot be read, has no labels, or has too few impostor pairs for one of the rates.
+        UsageError: there is no file that can hold the thresholds, or its folder is not writable.
+        DataError: the data cannot be read, has no labels, has too few impostor pairs for one of the rates, or shows the
+            people that the model was trained on.
     """
     path = _writable_model(model, output)
     images, labels = read_known_people(target, data_dir)

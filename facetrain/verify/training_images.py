@@ -15,7 +15,7 @@ from facetrain.data.mixture import MixtureFile, is_mixture, parts_of
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.remote_dataset import object_versions
 from facetrain.data.yaml_file import read_yaml
-from facetrain.errors import DataError, UsageError
+from facetrain.errors import DataError
 from facetrain.remote.address import is_remote
 from facetrain.telemetry.log import warn
 from facetrain.verify.sets.pair_set import PairSet
@@ -78,7 +78,7 @@ def refuse_training_images(
         description: metadata of the model file, with the config of its run.
 
     Raises:
-        UsageError: at least half of the examined images are in the training data, or in one dataset of a mixture; a
+        DataError: at least half of the examined images are in the training data, or in one dataset of a mixture; a
             few give a warning, and so do images that too many training images would have to be read for.
     """
     train = _open_training_data(description)
@@ -88,7 +88,7 @@ def refuse_training_images(
         except DataError:
             continue
         if found.known and 2 * found.known >= found.examined:
-            raise UsageError(
+            raise DataError(
                 f"{target}: {found} are in {place}, on which {model} was trained; its cosines of people that it has "
                 "learned are no measure for others: give people who are not in that data"
             )

@@ -10,6 +10,7 @@ from facetrain.backbone.zoo import build_backbone
 from facetrain.cli.progress_bar import progress_bar
 from facetrain.config.loading import build_config
 from facetrain.data.formats.bin import write_bin
+from facetrain.finetune import judge as judge_module
 from facetrain.finetune import other_people
 from facetrain.finetune.first_model import backbone_of
 from facetrain.finetune.held_out import write_photo_pairs
@@ -140,6 +141,15 @@ def test_a_gain_whose_interval_holds_0_keeps_the_first_model(prepared):
     assert metadata.keys() - {"thresholds"} == open_model(prepared.model, torch.device("cpu")).metadata.keys()
     kept, reason, *_ = describe(verdict)
     assert kept == "kept: the first model" and "no gain is certain" in reason
+
+
+def test_a_first_model_that_has_seen_the_held_out_photos_is_kept_without_thresholds(prepared, monkeypatch):
+    monkeypatch.setattr(judge_module, "OtherPeople", lambda *_: None)
+    monkeypatch.setattr(judge_module, "_largest_harmless_share", lambda *_: (0.0, {}))
+    write_model(prepared.model, config={"data": {"train": str(prepared.place.held_out)}})
+    verdict = judge(prepared, say=print, bar=progress_bar)
+    assert verdict.share == 0 and not verdict.thresholds
+    assert f"16 of 16 examined images are in {prepared.place.held_out}" in describe(verdict)[-1]
 
 
 def test_the_network_of_a_model_file_is_found(tmp_path):

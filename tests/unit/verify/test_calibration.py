@@ -278,7 +278,7 @@ def test_people_of_the_training_data_are_refused(tmp_path, capsys, form, shared,
     images = known[:shared] + [encoded_image(200 + n) for n in range(10 - shared)]
     description = {"config": {"data": {"train": str(train)}}}
     if outcome == "refused":
-        with pytest.raises(UsageError, match=f"people: {shared} of 10 .*{train}"):
+        with pytest.raises(DataError, match=f"people: {shared} of 10 .*{train}"):
             refuse_training_images(images, "people", Path("m"), description)
     else:
         refuse_training_images(images, "people", Path("m"), description)
@@ -300,7 +300,7 @@ def test_training_images_are_found_in_a_record_file_by_their_sizes(tmp_path, mon
             writer.write(key, RecordHeader(flag, labels, key), image_of(size, key))
     description = {"config": {"data": {"train": str(tmp_path)}}}
     known = [image_of(sizes[key], key) for key in (30, 33, 37, 41)]
-    with pytest.raises(UsageError, match="people: 3 of 3 "):
+    with pytest.raises(DataError, match="people: 3 of 3 "):
         refuse_training_images(known, "people", Path("m"), description)
     refuse_training_images([image_of(1000, 99)], "people", Path("m"), description)
     assert "people: only 0 of a sample of 1 images were compared" in capsys.readouterr().err
