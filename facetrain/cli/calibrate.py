@@ -58,7 +58,7 @@ def calibrate(
         typer.Option(
             metavar="FILE",
             help="File for the model with its thresholds: .safetensors, or .onnx for an .onnx file. The default "
-            "replaces the file of MODEL.",
+            "replaces the file of MODEL, which may not be a download.",
         ),
     ] = None,
     seed: Annotated[

@@ -91,6 +91,13 @@ def pinned(name: str) -> str:
     return name if _COMMIT.search(name) or _CHECKSUM.search(name) else fetch(name)[1]
 
 
+def is_download(path: Path) -> bool:
+    """Return whether a path is in the cache, where a changed file would count as damaged."""
+    with suppress(OSError):  # a user without a home folder has no downloads
+        return path.absolute().is_relative_to(user_cache_folder() / "downloads")
+    return False
+
+
 def with_addresses(text: str) -> str:
     """Return a message in which the paths of downloads are their addresses, as a user gave them."""
     folder = user_cache_folder() / "downloads"

@@ -26,6 +26,7 @@ from facetrain.models.onnx_network import copy_with_metadata, has_external_data
 from facetrain.models.read_model import is_graph
 from facetrain.models.weight_files import METADATA_KEY, read_weights
 from facetrain.progress import ProgressCallback
+from facetrain.remote.download import is_download
 from facetrain.verify.calibration import (
     MAX_IMAGES,
     Threshold,
@@ -59,14 +60,14 @@ def calibrate_model(
         data_dir: folder of the sets that are given by name.
         fmrs: false match rates; by default the rates of `calibration.FMRS` that the data reaches.
         output: file for the model with its thresholds, .safetensors, or .onnx for an ONNX model. By default, the file
-            is replaced.
+            is replaced; a download never is.
         seed: seed of the sampled people of a large dataset and of the bootstrap.
         inference: device, batch size and precision.
         progress: called with the number of embedded images and their total.
 
     Raises:
         ModelError: the model cannot be opened, its file cannot hold thresholds, or an embedding is not finite.
-        UsageError: there is no file that can hold the thresholds, or its folder is not writable.
+        UsageError: there is no file that can hold the thresholds, it is a download, or its folder is not writable.
         DataError: the data cannot be read, has no labels, has too few impostor pairs for one of the rates, or shows the
             people that the model was trained on.
     """
@@ -164,6 +165,11 @@ def _writable_model(model: Path, output: Path | None) -> Path | None:
         raise UsageError(
             f"{model}: has no model file that can hold thresholds, such as the one of a finished run; give --output "
             "FILE.safetensors for a copy of the model with the thresholds"
+        )
+    if output is None and is_download(path):
+        raise UsageError(
+            f"{model}: is a download, which stays as it is; give --output FILE{suffix} for a copy of the model with "
+            "the thresholds"
         )
     written = output or path
     if written.suffix != suffix:

@@ -209,6 +209,18 @@ def test_a_model_that_gives_embeddings_of_zeros_is_not_calibrated(tmp_path):
         calibrate_model(tmp_path / "run", str(faces), tmp_path)
 
 
+def test_thresholds_are_not_stored_in_the_cache_of_downloads(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    model = tmp_path / "facetrain" / "downloads" / "key" / "version" / "m.safetensors"
+    model.parent.mkdir(parents=True)
+    write_model(model)
+    measure = partial(calibrate_model, model, str(tmp_path / "none"), tmp_path)
+    with pytest.raises(UsageError, match=r"m\.safetensors: is a download.*--output FILE\.safetensors"):
+        measure()
+    with pytest.raises(DataError, match="none"):
+        measure(output=tmp_path / "copy.safetensors")
+
+
 @pytest.mark.parametrize("external", [False, True])
 def test_thresholds_are_stored_in_the_metadata_of_an_onnx_file(tmp_path, external):
     onnx = pytest.importorskip("onnx")
