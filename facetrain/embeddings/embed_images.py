@@ -58,10 +58,10 @@ def embed_input(
 ) -> Embeddings:
     """Return the unit embeddings and qualities of an image, a folder of images, a dataset, a `.rec` or a `.bin`.
 
-    More than one chunk of embeddings is kept in a temporary file that is mapped into memory. `progress` is
-    called with the number of embedded images and their total. `detector` is as in `embed_images`. Images that cannot be
-    read or have no face are left out and added to `skipped`; None: the first one ends the command, with `advice` at the
-    end of the message.
+    More than one chunk of embeddings is kept in a temporary file that is mapped into memory. `progress` is called on
+    the leader with the number of embedded images and their total. `detector` is as in `embed_images`. Images that
+    cannot be read or have no face are left out and added to `skipped`; None: the first one ends the command, with
+    `advice` at the end of the message.
 
     Raises:
         ModelError: the model cannot be opened, or an embedding is not finite.
@@ -265,7 +265,7 @@ def embed_in_chunks(
 ) -> Iterator[tuple[range, np.ndarray]]:
     """Yield ranges of at most `chunk` of `count` images, and what `embed` returns for each.
 
-    `progress` is called with the number of embedded images and their total.
+    `progress` is called on the leader with the number of embedded images and their total.
     """
 
     def report(done: int, _: int) -> None:

@@ -60,7 +60,8 @@ class ImageEmbedder:
     prepare: Callable[[Tensor], Tensor] = normalize
     """Maps uint8 (B, H, W, 3) to the input of the network."""
     progress: ProgressCallback | None = None
-    """Called after each batch with this rank's finished images and their total."""
+    """Called on the first rank after each batch, with the number of images that all ranks have embedded and their
+    total."""
     check_stop: Callable[[], None] | None = None
     """Called after each batch, on every rank the same number of times. It may raise to end the embedding, but
     then it must raise on all ranks, because the others would wait in the next collective."""
@@ -188,8 +189,8 @@ class ImageEmbedder:
                 if shard is None:  # only the network knows the length of an embedding
                     shard = rows.new_empty((share, *rows.shape[1:]))
                 shard[start : start + len(rows)] = rows
-                if self.progress:
-                    self.progress(start + len(rows), share)
+                if self.progress and rank == 0:  # the others have embedded as many
+                    self.progress(min((start + len(rows)) * world_size, len(indices)), len(indices))
                 if self.check_stop:
                     self.check_stop()
         assert shard is not None, "a share has at least one batch"

@@ -67,7 +67,7 @@ def evaluate(
             each set.
         options: options of the protocols.
         inference: device, batch size and precision.
-        progress: called on the leader with its embedded images of a set and their total.
+        progress: called on the leader with the number of embedded images of a set and their total.
         allow_code: whether the networks may be code that their files name (MODULE:NAME).
 
     Raises:
@@ -97,8 +97,7 @@ def evaluate(
             scored = scores_of_set(scores, _only_set_of_pairs(sets, scores)) if scores is not None else None
 
         def embedder_of(opened: EmbeddingModel) -> ImageEmbedder:
-            embedder = open_embedder(opened, world, inference)
-            return replace(embedder, progress=progress if world.is_leader else None)
+            return replace(open_embedder(opened, world, inference), progress=progress)
 
         def evaluate_sets(embedder: ImageEmbedder, gallery: ImageEmbedder | None = None) -> dict[str, Result]:
             results: dict[str, Result] = {}

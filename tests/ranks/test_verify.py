@@ -35,24 +35,27 @@ def score(progress=None, check_stop=None):
 
 
 def stop_and_score():
-    """Stop a verification by a signal to the last rank after the second batch, then score again."""
-    finished = []
+    """Stop a verification by a signal to the last rank after the second batch, then score again with progress."""
+    checked, reports = [], []
 
-    def report(done, total):
-        finished.append(done)
-        if len(finished) == 2 and collectives.rank() == collectives.world_size() - 1:
+    def check_stop():
+        checked.append(collectives.rank())
+        if len(checked) == 2 and collectives.rank() == collectives.world_size() - 1:
             os.kill(os.getpid(), signal.SIGUSR1)
+        stop.raise_if_requested()
 
     with StopRequest() as stop, pytest.raises(Stopped):
-        score(report, stop.raise_if_requested)
-    return finished, score()
+        score(check_stop=check_stop)
+    return len(checked), score(lambda *report: reports.append(report)), reports
 
 
 def test_sharing_pairs_among_ranks_keeps_the_scores_and_a_signal_to_one_rank_stops_all():
     alone = score()
     for world_size in (2, 3):
-        for finished, found in run_ranks(world_size, stop_and_score):
-            assert finished == [2, 4]
+        for rank, (batches, found, reports) in enumerate(run_ranks(world_size, stop_and_score)):
+            assert batches == 2
+            done = range(2 * world_size, 20 + 2 * world_size, 2 * world_size)
+            assert reports == ([] if rank else [(min(each, 20), 20) for each in done])
             assert found.keys() == alone.keys()
             # Equal images are at distance 0 or a rounding above it, so curves may differ in their ties.
             for name in ("accuracy", "accuracy_no_flip", "accuracy_std", "xnorm", "pairs"):
