@@ -31,6 +31,9 @@ def read_yaml(path: Path, model: type[_Model] | Any) -> _Model:
     except ValidationError as error:
         fault = error.errors()[0]
         key = ".".join(map(str, fault["loc"]))
-        raise DataError(printable(f"{path}: {key} is {fault['input']!r:.60}: {fault['msg']}")) from None
+        # What misses a key is the whole section, and says nothing about the key.
+        is_missing = fault["type"] == "missing"
+        found = "missing" if is_missing else f"{fault['input']!r:.60}: {fault['msg']}"
+        raise DataError(printable(f"{path}: {key} is {found}")) from None
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: {error_reason(error)}") from error

@@ -197,7 +197,7 @@ def test_prefetching_reaches_the_datasets_of_a_mixture_and_of_a_subset():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("datasets: 3", "datasets is 3"),
+        ("datasets: 3", "datasets is 3"), ("run: {name: photos}", "mix.yaml: datasets is missing$"),
         ("[1", "mix.yaml: "), ("datasets: [{path: three}]", "no such folder or file"),
         ("datasets: [{path: one, wait: 1}]", r"datasets\.0\.wait"),
         ("datasets: [{path: mix.yaml}]", "is itself a mixture"),
