@@ -72,10 +72,12 @@ def export(
     from facetrain.config.paths import eval_dir_of_run
     from facetrain.models.embedding_model import open_model
     from facetrain.models.export.export import export as export_model
+    from facetrain.models.export.export import require_exportable
     from facetrain.models.model_file import THRESHOLDS_KEY
 
     row.load()  # a missing package is reported before the network is opened
     opened = open_model(model, torch.device("cpu"))
+    require_exportable(opened, format)  # before the evaluation, which can take minutes
     data_dir = sets.data_dir or eval_dir_of_run(model)
     # Before the export: a set that cannot be read then leaves no file. Quantization changes the results.
     results = {} if file.int8 else _evaluate(opened, sets.target, data_dir)

@@ -72,6 +72,14 @@ def test_the_card_of_a_network_that_normalizes_says_that_it_takes_pixels(tmp_pat
     assert expected in card.read_text()
 
 
+def test_a_network_that_the_format_cannot_store_is_refused_before_its_evaluation(tmp_path):
+    network = build_backbone("iresnet", layers=(1, 1, 1, 1), widths=(4, 4, 4, 4))
+    graph = write_iresnet(tmp_path, randomize(network))
+    card = ("--model-card", tmp_path / "card.md", "--target", "no_set")
+    error = str(refusal("export", graph, "--output", tmp_path / "m.safetensors", *card))
+    assert "--format safetensors" in error and "no_set" not in error
+
+
 @pytest.mark.slow
 def test_a_quantized_model_has_none_of_the_thresholds_that_were_measured_before(model, tmp_path):
     import onnx

@@ -60,7 +60,7 @@ def export(
     """
     row = FORMATS[format]
     write = row.load()
-    _require_exportable(model)
+    require_exportable(model, format)
     comparison = None
     with _new_files(row.files(path)) as folder:
         with _quiet():
@@ -117,14 +117,20 @@ def _new_files(files: Sequence[Path]) -> Iterator[Path]:
         raise error_as(RunError, first, error) from error
 
 
-def _require_exportable(model: EmbeddingModel) -> None:
+def require_exportable(model: EmbeddingModel, format: str) -> None:
     """Refuse a network that onnxruntime runs, which has no torch operations to export, and one that has diverged.
 
     Raises:
-        ModelError: the model was opened from an ONNX file, or has a weight that is not finite.
+        ModelError: the model was opened from an ONNX file, or has a weight that is not finite, or the format cannot
+            store it.
     """
     if isinstance(model.network, OnnxNetwork):
         raise ModelError(f"{model.description}: cannot be exported; give the model that it was exported from")
+    if FORMATS[format].needs_backbone and "backbone" not in model.metadata:
+        raise ModelError(
+            f"{model.description}: is a graph of another program, which --format {format} cannot store; "
+            "use onnx or torch_export"
+        )
     # Else the comparison with the file would fail, and not name the reason.
     for name, weight in model.network.state_dict().items():
         if not weight.isfinite().all():

@@ -98,6 +98,8 @@ class ExportFormat:
     """Suffix of a second file, in place of the first one's; empty if there is none."""
     is_compared: bool = True
     """Whether a runtime opens the file, to compare its embeddings with the network."""
+    needs_backbone: bool = False
+    """Whether it stores only networks of facetrain."""
 
     def files(self, path: Path) -> list[Path]:
         """Return the files that an export to `path` writes."""
@@ -119,7 +121,7 @@ class ExportFormat:
 
 
 FORMATS: dict[str, ExportFormat] = {
-    "safetensors": ExportFormat("safetensors", suffix=".safetensors", is_compared=False),
+    "safetensors": ExportFormat("safetensors", suffix=".safetensors", is_compared=False, needs_backbone=True),
     "onnx": ExportFormat(
         "onnx",
         _GRAPH_OPTIONS | {"int8", "opset", "split_prelu"},

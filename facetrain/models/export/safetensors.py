@@ -4,22 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from facetrain.errors import ModelError
 from facetrain.models.embedding_model import EmbeddingModel
 from facetrain.models.export.formats import ExportOptions, Runtime
 from facetrain.models.model_file import write_model
 
 
 def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Runtime | None:
-    """Write a .safetensors file, which has the config of the run too.
-
-    Raises:
-        ModelError: the network is not one of facetrain's backbones.
-    """
-    if "backbone" not in model.metadata:
-        raise ModelError(
-            f"{model.description}: is a graph of another program, which .safetensors cannot store; "
-            "use --format onnx or torch_export"
-        )
+    """Write a .safetensors file, which has the config of the run too."""
     write_model(path, model.network.state_dict(), model.metadata)
     return None
