@@ -36,6 +36,11 @@ def test_the_text_protocol_of_python_2_reads_the_same(tmp_path):
     assert same.tolist() == [True, False]
 
 
+def test_an_escape_that_python_does_not_know_is_read_as_it_is_and_without_a_warning(tmp_path):
+    (tmp_path / "a.bin").write_bytes(_pickle_that(b"((S'\\q'\nS'\\q'\nl(I01\nlt"))
+    assert read_bin(tmp_path / "a.bin")[0] == [b"\\q"] * 2
+
+
 @pytest.mark.parametrize("protocol", range(6))
 @pytest.mark.parametrize("kind", ["?", "i1", "u2", "<i4", ">i8", "i8", "f4", ">f8", "O"])
 @pytest.mark.parametrize("wrap", [np.array, list, tuple])
