@@ -5,7 +5,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from facetrain.data.dataset import SubsetDataset, identity_name, identity_names
+from facetrain.data.dataset import SubsetDataset, identity_name, identity_names, image_places
 from facetrain.data.loading.sampler import MixtureSampler, SampleOrder, build_sampler, epoch_size
 from facetrain.data.mixture import DatasetHead, MixtureDataset, images_per_epoch, read_identities
 from facetrain.data.open_dataset import open_dataset
@@ -182,6 +182,15 @@ def test_labels_that_no_number_of_32_bits_can_hold_stay_apart_and_in_order(tmp_p
         2_000_000_004,
         3_900_000_001,
     ]
+
+
+def test_the_places_of_images_are_those_in_the_files_of_their_datasets(tmp_path):
+    (tmp_path / "drop.txt").write_text("1\n")
+    mixed = open_dataset(mixture(tmp_path, "datasets: [{path: one, without: drop.txt}, {path: two}]"))
+    one, two = open_dataset(tmp_path / "one"), open_dataset(tmp_path / "two")
+    expected = [*one.places(np.array([0, 1, 5])).tolist(), *two.places(np.arange(4)).tolist()]
+    assert image_places(mixed, np.arange(7)[::-1]).tolist() == expected[::-1]
+    assert image_places(MixtureDataset([one, RecordingDataset(2)], [1, 1]), np.arange(8)) is None
 
 
 def test_prefetching_reaches_the_datasets_of_a_mixture_and_of_a_subset():
