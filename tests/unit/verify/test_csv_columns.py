@@ -14,6 +14,13 @@ def test_columns_have_all_rows_in_order_without_outer_spaces(tmp_path):
     assert read_columns(tmp_path / "table.csv") == {"name": names, "side": sides}
 
 
+def test_equal_texts_are_one_object_also_after_many_different_ones(tmp_path):
+    texts = ["group", *(f"p{row}" for row in range(MANY)), "group"]
+    (tmp_path / "table.csv").write_text("\n".join(["name", *texts]))
+    column = read_columns(tmp_path / "table.csv")["name"]
+    assert column == texts and column[0] is column[-1]
+
+
 @pytest.mark.parametrize("row", [2, MANY])
 def test_a_row_of_another_length_is_refused_with_its_number(tmp_path, row):
     path = tmp_path / "table.csv"
@@ -43,9 +50,10 @@ def test_columns_without_a_name_are_left_out(tmp_path):
         (" ,\n1,2\n", "no column has a name in the first line"),
         ("\n\n", "the file is empty"),
         ("," * 5000, "has 5,001 columns; the limit is 1,000$"),
+        ('a,b\n"' + "x" * 200_000, "field larger than field limit"),
     ],
 )
-def test_a_table_without_distinct_names_is_refused(tmp_path, text, message):
+def test_a_table_without_distinct_names_or_the_end_of_a_quote_is_refused(tmp_path, text, message):
     (tmp_path / "table.csv").write_text(text)
     with pytest.raises(DataError, match=rf"table\.csv: .*{message}"):
         read_columns(tmp_path / "table.csv")
