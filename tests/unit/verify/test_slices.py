@@ -169,9 +169,16 @@ def test_images_without_a_name_are_not_taken_for_one_person(tmp_path):
         read(tmp_path, ["subject", "sex"], rows, 2)
 
 
-def test_a_table_that_does_not_fit_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"\b1 rows.*\b3 pairs.*\b6 images"):
-        read(tmp_path, ["x"], [["a"]], 3)
+@pytest.mark.parametrize("values", [500, 501])
+def test_a_column_of_up_to_500_values_is_a_slice(tmp_path, values):
+    found = read(tmp_path, ["x", "y"], [[number, "a"] for number in range(values)], values)
+    assert found.columns.keys() == ({"x", "y"} if values == 500 else {"y"})
+
+
+@pytest.mark.parametrize("rows", [1, 4, 7])
+def test_a_table_that_does_not_fit_is_refused(tmp_path, rows):
+    with pytest.raises(DataError, match=rf"\b{rows} rows.*\b3 pairs.*\b6 images"):
+        read(tmp_path, ["x"], [["a"]] * rows, 3)
     with pytest.raises(DataError, match="No such file"):
         read_slice_table(tmp_path / "none.csv", np.zeros(3, bool))
 
