@@ -14,7 +14,7 @@ from facetrain.data.images.decode import decode_rgb
 from facetrain.errors import DataError, PairsError
 from facetrain.verify.set_faults import warn_of_faulty_set
 from facetrain.verify.sets.open_sets import open_set
-from facetrain.verify.sets.pair_set import PairSet, load_pair_set
+from facetrain.verify.sets.pair_set import PairSet, load_pair_set, load_pair_sets
 from tests.support.datasets import encoded_image
 from tests.support.pairs import convert_bin
 
@@ -141,7 +141,7 @@ def test_the_suffixes_of_a_set_may_be_in_upper_case(tmp_path, name):
     content = (tmp_path / "a.bin").read_bytes()
     (tmp_path / name).write_bytes(content if name == "LFW.BIN" else lzma.compress(content))
     found = load_pair_set(str(tmp_path / name), tmp_path)
-    assert found.name == "LFW" and found.images == IMAGES
+    assert found.name == "LFW" and found.images == IMAGES and found.groups is None
 
 
 def test_a_packed_file_that_grows_too_much_is_refused(tmp_path):
@@ -172,8 +172,11 @@ def write_saved(folder, images, same, *, order=None, files=2, **columns):
     (folder / "dataset_info.json").write_text("{}")
 
 
-def test_a_set_of_cvlface_is_read_in_the_order_of_its_index(tmp_path):
-    write_saved(tmp_path / "lfw", IMAGES, SAME, order=[3, 0, 5, 1, 4, 2])
+@pytest.mark.parametrize("kind", [bool, int])
+def test_a_set_of_cvlface_is_read_in_the_order_of_its_index(tmp_path, kind):
+    order = [3, 0, 5, 1, 4, 2]
+    is_same = [kind(SAME[at // 2]) for at in order]
+    write_saved(tmp_path / "lfw", IMAGES, SAME, order=order, is_same=is_same)
     found = open_set("lfw", tmp_path)
     assert (found.name, found.images, found.same.tolist()) == ("lfw", IMAGES, SAME)
 
@@ -200,6 +203,10 @@ def test_a_set_of_cvlface_is_read_in_the_order_of_its_index(tmp_path):
             lambda folder: (folder / "state.json").write_text('{"_data_files": [], "_indices_files": [1]}'),
             "flatten_indices",
         ),
+        (
+            lambda folder: (folder / "state.json").write_text('{"_data_files": [{"filename": 3}]}'),
+            "the file name 3 is not in the folder",
+        ),
         (lambda folder: (folder / "state.json").write_text("[]"), "state.json: .*_data_files"),
         (
             lambda folder: (folder / "state.json").write_text('{"_data_files": [1]}'),
@@ -213,6 +220,12 @@ def test_a_damaged_set_of_cvlface_is_refused_in_one_line(tmp_path, change, messa
     with pytest.raises(DataError, match=message) as caught:
         open_set("lfw", tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_saved_table_with_one_image_of_a_pair_is_refused(tmp_path):
+    write_saved(tmp_path / "lfw", IMAGES[:5], SAME, files=1)
+    with pytest.raises(PairsError, match="its 5 rows are not two images of each pair"):
+        open_set("lfw", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -234,6 +247,32 @@ def test_a_saved_table_that_is_no_set_of_pairs_is_refused(tmp_path, columns, mes
     write_saved(tmp_path / "lfw", IMAGES, SAME, files=1, **columns)
     with pytest.raises(DataError, match=message):
         open_set("lfw", tmp_path)
+
+
+def test_a_name_prefers_the_data_folder_to_another_file_here(tmp_path, monkeypatch):
+    (tmp_path / "lfw").write_text("notes")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PairsError, match=r"^lfw: not a verification set; expected a \.bin file"):
+        load_pair_set("lfw", tmp_path / "data")
+    (tmp_path / "data").mkdir()
+    write_bin(tmp_path / "data" / "lfw.bin", IMAGES, SAME)
+    assert load_pair_set("lfw", tmp_path / "data").images == IMAGES
+
+
+@pytest.mark.parametrize("name", ["data/tinyface", "data/TINYFACE", "tinyface"])
+def test_a_folder_in_place_of_a_set_of_pairs_is_named(tmp_path, monkeypatch, name):
+    (tmp_path / name).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PairsError, match=rf"^{tmp_path / name} is a folder, and only sets of pairs"):
+        load_pair_set("tinyface", tmp_path / "data")
+
+
+def test_two_sets_of_one_name_are_refused(tmp_path):
+    for name in ("lfw.bin", "lfw.xz"):
+        write_bin(tmp_path / name, IMAGES, SAME)
+    (tmp_path / "lfw.xz").write_bytes(lzma.compress((tmp_path / "lfw.bin").read_bytes()))
+    with pytest.raises(PairsError, match="two evaluation sets have the same name: lfw, lfw"):
+        load_pair_sets([str(tmp_path / "lfw.bin"), str(tmp_path / "lfw.xz")], tmp_path)
 
 
 def test_a_missing_set_names_those_that_exist(tmp_path):
