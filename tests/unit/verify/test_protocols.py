@@ -1,6 +1,7 @@
 """Sets of pairs and TinyFace on small sets in the official layouts, and what holds for the protocols of all sets."""
 
 import lzma
+import shutil
 from dataclasses import replace
 from itertools import pairwise
 
@@ -38,6 +39,19 @@ def test_a_set_in_the_current_folder_has_the_name_of_the_folder(tmp_path, monkey
     assert open_set(".", tmp_path).name == "some"
     monkeypatch.chdir(next(path for path in folder.iterdir() if path.is_dir()))
     assert open_set("..", tmp_path).name == "some"
+
+
+@pytest.mark.parametrize("root", ["", "Testing_Set", "tinyface/Testing_Set"])
+def test_tinyface_is_found_in_the_folders_of_its_archive_and_below_a_hidden_one(tmp_path, root):
+    folder = tmp_path / ".data" / "set"
+    probe = write_tinyface(folder / root, people=2, distractors=1) / "Probe" / "1_2.png"
+    probe.rename(probe.with_suffix(".PNG"))
+    found = open_set(str(folder), tmp_path)
+    assert (len(found.probes), len(found.gallery)) == (4, 5)
+    shutil.rmtree(probe.parent)
+    probe.parent.mkdir()
+    with pytest.raises(PairsError, match="Probe: the folder has no images"):
+        open_set(str(folder), tmp_path)
 
 
 @pytest.mark.parametrize("flip", [False, True])
