@@ -15,13 +15,14 @@ import re
 import stat
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from multiprocessing.context import get_spawning_popen
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from facetrain.data.shared_array import SharedArray
+from facetrain.data.shared_array import SharedArray, SharedFile
 from facetrain.distributed.user_environment import user_cache_folder
 from facetrain.errors import DataError
 from facetrain.files import error_reason, locked, parse_json, replacing, stamp_of
@@ -41,13 +42,18 @@ _TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"')
 class Columns:
     """Arrays by name. Values that JSON can hold, such as a list of names, are arrays of its bytes.
 
-    Pickling sends the path of the cache file, so all processes map the same memory, and otherwise the arrays. Started
-    processes share large ones, too, after `in_shared_memory`.
+    Started processes map the same cache file, also after it was replaced: the readers of a later stage of a run need
+    the places of the images whose labels the run has. They share large arrays in memory, too, after `in_shared_memory`.
+    Elsewhere, pickling sends the arrays.
     """
 
     arrays: Mapping[str, np.ndarray]
     path: Path | None = None
     """Cache file; None if the arrays are in memory only."""
+    file: SharedFile | None = None
+    """The cache file, open."""
+    inputs: Mapping[Path, list[int] | None] = field(default_factory=dict)
+    """Files that the columns describe, and which started processes read, with the stamps that they had."""
     shared: Mapping[str, SharedArray] = field(default_factory=dict)
     """Those of the arrays that are in memory that this process shares with those that it starts."""
 
@@ -65,7 +71,7 @@ class Columns:
             for name, array in self.arrays.items()
             if array.nbytes >= _LEAST_SHARED_BYTES
         }
-        return _with_shared(self.arrays, shared)
+        return replace(_with_shared(self.arrays, shared), inputs=self.inputs)
 
     def value(self, name: str, default: Any = None) -> Any:
         """Return the value of a column that was not an array; the default if there is no such column."""
@@ -79,9 +85,15 @@ class Columns:
             yield parse_json(text.decode()) if b"\\" in text else text[1:-1].decode()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as the path, or as the arrays if there is no file."""
-        if self.path is not None:
-            return _open, (self.path,)
+        """Pickle as the cache file, or as the arrays if there is none, or no process is being started.
+
+        Raises:
+            DataError: a process is being started, and an input has changed: it could read other images.
+        """
+        if get_spawning_popen() is not None:
+            _require_unchanged(self.inputs)
+            if self.file is not None:
+                return _mapped, (self.file, self.path)
         own = {name: array for name, array in self.arrays.items() if name not in self.shared}
         return _with_shared, (own, self.shared)
 
@@ -95,9 +107,14 @@ def _as_array(value: Any) -> np.ndarray:
     return value if isinstance(value, np.ndarray) else np.frombuffer(json.dumps(value).encode(), np.uint8)
 
 
-def _stamp_of_all(paths: Sequence[Path]) -> str:
-    """Return a digest of the stamps of all files: a page of JSON has no room for a thousand of them."""
-    return hashlib.sha256(json.dumps([_stamp(path) for path in paths]).encode()).hexdigest()
+def _require_unchanged(inputs: Mapping[Path, list[int] | None]) -> None:
+    """Raise a DataError if a file has another stamp than before."""
+    for path, stamp in inputs.items():
+        # Size and modification time: a network file system may give the same file another inode.
+        if (stamp or [])[::2] != (_stamp(path) or [])[::2]:
+            raise DataError(
+                f"{path}: was changed or removed while the run read it; start the command again to use the new file"
+            )
 
 
 def _stamp(path: Path) -> list[int] | None:
@@ -132,14 +149,15 @@ def cached_columns(name: Path, inputs: Sequence[Path], build: Callable[[], Colum
     Raises:
         DataError: an input is not a regular file; and what `build` raises.
     """
-    stamp = _stamp_of_all(inputs)
-    if (found := _find(name, stamp)) is not None:
-        return found
-    with _built_once(name):
-        # Another process may have built them meanwhile.
-        if (found := _find(name, stamp)) is not None:
-            return found
-        return _keep(name, stamp, build())
+    stamps = {path: _stamp(path) for path in inputs}
+    # A digest: a page of JSON has no room for the stamps of a thousand files.
+    digest = hashlib.sha256(json.dumps([*stamps.values()]).encode()).hexdigest()
+    columns = _find(name, digest)
+    if columns is None:
+        with _built_once(name):
+            # Another process may have built them meanwhile.
+            columns = _find(name, digest) or _keep(name, digest, build())
+    return replace(columns, inputs=stamps)
 
 
 def _find(name: Path, stamp: str) -> Columns | None:
@@ -162,7 +180,7 @@ def _keep(name: Path, stamp: str, columns: Columns) -> Columns:
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             _write(path, header, columns.arrays)
-            return _open(path)
+            return _mapped(SharedFile(os.open(path, os.O_RDONLY)), path)
     return columns
 
 
@@ -208,27 +226,36 @@ def _write(path: Path, header: dict[str, Any], arrays: Mapping[str, np.ndarray])
         file.write(json.dumps(header | {"crc": crc}).encode().ljust(_HEADER_BYTES))
 
 
-def _open(path: Path, stamp: str | None = None) -> Columns:
-    """Map a cache file; with a stamp, after a check that it is one of this stamp and sound.
+def _open(path: Path, stamp: str) -> Columns:
+    """Map a cache file after a check that it is one of this stamp and sound.
 
     Raises:
         ValueError: it is of another version, of other inputs, or damaged.
     """
     with path.open("rb") as file:
         header = parse_json(file.read(_HEADER_BYTES).decode())
-        if header["version"] != _VERSION or stamp not in (None, header["stamp"]):
+        if header["version"] != _VERSION or header["stamp"] != stamp:
             raise ValueError("a cache file of another version, or of other inputs")
-        if stamp is not None:
-            crc = 0
-            while chunk := file.read(_CHUNK_BYTES):  # mapped pages would count as memory of this process
-                crc = zlib.crc32(chunk, crc)
-            if crc != header["crc"]:
-                raise ValueError("a damaged cache file")
-        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        crc = 0
+        while chunk := file.read(_CHUNK_BYTES):  # mapped pages would count as memory of this process
+            crc = zlib.crc32(chunk, crc)
+        if crc != header["crc"]:
+            raise ValueError("a damaged cache file")
+        return _mapped(SharedFile(os.dup(file.fileno())), path)
+
+
+def _mapped(file: SharedFile, path: Path) -> Columns:
+    """Map an open cache file.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    header = parse_json(os.pread(file.descriptor, _HEADER_BYTES, 0).decode())
+    data = mmap.mmap(file.descriptor, 0, access=mmap.ACCESS_READ)
     arrays: dict[str, np.ndarray] = {}
     for name, dtype, length, position in header["columns"]:
         if np.dtype(dtype).kind not in "biuf" or not 0 <= length <= len(data):
             raise ValueError("a column of something else than numbers, or longer than the file")
         # Not np.memmap: indexing takes ten times as long. An empty array cannot be mapped.
         arrays[name] = np.frombuffer(data, dtype, length, position) if length else np.empty(0, dtype=dtype)
-    return Columns(arrays, path)
+    return Columns(arrays, path, file)

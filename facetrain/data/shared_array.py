@@ -1,4 +1,4 @@
-"""Array in memory that a process shares with those that it starts. Imports no torch."""
+"""Files and arrays in memory that a process shares with those that it starts. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,6 +13,31 @@ from typing import Any
 import numpy as np
 
 
+class SharedFile:
+    """Open file, which a process that is being started gets as well, whatever has become of its path.
+
+    It can be pickled only among the arguments of such a process.
+
+    Attributes:
+        descriptor: the open file; closed with this object.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def __reduce__(self) -> tuple[Callable[..., SharedFile], tuple[Any, ...]]:
+        """Pickle as a duplicate of the file descriptor."""
+        return _received, (reduction.DupFd(self.descriptor),)
+
+    def __del__(self) -> None:
+        """Close the file; its memory stays mapped."""
+        os.close(self.descriptor)
+
+
+def _received(handle: Any) -> SharedFile:
+    return SharedFile(handle.detach())
+
+
 class SharedArray:
     """Array of numbers in an anonymous file, which a started process inherits as a file descriptor.
 
@@ -24,13 +49,13 @@ class SharedArray:
         array: the numbers; 0 at first.
     """
 
-    def __init__(self, shape: tuple[int, ...], dtype: str, file: int | None = None) -> None:
+    def __init__(self, shape: tuple[int, ...], dtype: str, file: SharedFile | None = None) -> None:
         size = max(np.dtype(dtype).itemsize * math.prod(shape), 1)  # no bytes cannot be mapped
         if file is None:
-            file = os.memfd_create("facetrain-array")
-            os.ftruncate(file, size)
+            file = SharedFile(os.memfd_create("facetrain-array"))
+            os.ftruncate(file.descriptor, size)
         self._file = file
-        memory = mmap.mmap(file, size)  # the array keeps it alive
+        memory = mmap.mmap(file.descriptor, size)  # the array keeps it alive
         self.array: np.ndarray = np.ndarray(shape, dtype, memory)
 
     @classmethod
@@ -41,17 +66,8 @@ class SharedArray:
         return shared
 
     def __reduce__(self) -> tuple[Callable[..., SharedArray], tuple[Any, ...]]:
-        """Pickle as a duplicate of the file descriptor, or as the numbers if no process is being started."""
+        """Pickle as the file, or as the numbers if no process is being started."""
         dtype = self.array.dtype.str
         if get_spawning_popen() is None:
             return SharedArray.of, (np.array(self.array), dtype)
-        return _attach, (self.array.shape, dtype, reduction.DupFd(self._file))
-
-    def __del__(self) -> None:
-        """Close the file; the memory is freed with the last array."""
-        if hasattr(self, "_file"):
-            os.close(self._file)
-
-
-def _attach(shape: tuple[int, ...], dtype: str, handle: Any) -> SharedArray:
-    return SharedArray(shape, dtype, handle.detach())
+        return SharedArray, (self.array.shape, dtype, self._file)

@@ -14,6 +14,7 @@ from facetrain.data import column_cache
 from facetrain.data.column_cache import Columns, cached_columns
 from facetrain.data.formats.image_folder import open_folder
 from facetrain.distributed.spawn import HelperContext
+from facetrain.errors import DataError
 from facetrain.files import locked
 from tests.support.waiting import wait_until
 
@@ -54,7 +55,7 @@ def test_columns_are_read_back_and_survive_pickling(tmp_path, source):
         for name, array in ARRAYS.items():
             np.testing.assert_array_equal(columns.arrays[name], array)
             assert columns.arrays[name].dtype == array.dtype
-            assert not len(array) or not columns.arrays[name].flags.writeable
+        assert columns is not found or not columns.arrays["label"].flags.writeable
 
 
 @pytest.mark.parametrize("texts", [[], ["a"], ["", 'a", "b', "c\\", '\\"', "[x]", "é\udce9\n", "d, e"]])
@@ -78,6 +79,29 @@ def test_columns_without_a_file_are_in_the_memory_of_the_processes_that_are_star
     process.join()
     assert process.exitcode == 0 and columns.arrays["label"].tolist() == [7, 7, 7]
     assert copy.arrays["label"].tolist() == [0, 1, 2] and copy.value("prefix") == "a"
+
+
+def require(columns, label):
+    """Check the labels of columns in a process of its own."""
+    assert columns.arrays["label"].tolist() == label and not columns.arrays["label"].flags.writeable
+
+
+@pytest.mark.parametrize("change", [Path.unlink, lambda path: save(path, [path.parent / "absent"])])
+def test_a_process_that_is_started_later_has_the_columns_of_a_replaced_cache_file(tmp_path, source, change):
+    path = tmp_path / "a.catalog"
+    columns = save(path, [source], Columns.of(label=np.array([3, 1, 2])))
+    change(path)
+    process = HelperContext().Process(target=require, args=(columns, [3, 1, 2]))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+
+
+def test_no_process_is_started_with_columns_of_an_input_that_has_changed(tmp_path, source):
+    columns = save(tmp_path / "a.catalog", [source, tmp_path / "absent"])
+    os.utime(source, ns=(1, 1))
+    with pytest.raises(DataError, match="source: was changed or removed while the run read it; start"):
+        HelperContext().Process(target=require, args=(columns, [])).start()
 
 
 def test_a_dataset_without_a_cache_file_shares_its_catalog(tmp_path, monkeypatch):

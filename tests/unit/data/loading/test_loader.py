@@ -1,4 +1,5 @@
 import multiprocessing
+import os
 import threading
 from dataclasses import replace
 from multiprocessing import reduction
@@ -175,9 +176,12 @@ def test_closing_ends_the_reading_processes(dataset, taken):
 def test_an_error_in_a_reading_process_is_raised_by_the_loader(tmp_path):
     folder = write_records(tmp_path, [n % 7 for n in range(40)])
     dataset = open_dataset(folder)
+    times = (folder / "train.rec").stat()
     with (folder / "train.rec").open("r+b") as file:
         file.seek(int(dataset.columns.arrays["offset"][5]))
         file.write(b"damaged!")
+    # The disk damages a file without a change of its time.
+    os.utime(folder / "train.rec", ns=(times.st_atime_ns, times.st_mtime_ns))
     sampler = GlobalSampler(40, SampleOrder(seed=9, global_batch_size=40))
     loader = Loader(dataset, sampler, replace(SMALL, local_batch_size=40), ONE_RANK)
     with pytest.raises(RecordError, match="key 6 at byte ") as caught:
