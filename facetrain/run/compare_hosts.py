@@ -14,7 +14,12 @@ from facetrain.errors import UsageError
 from facetrain.remote.address import is_remote
 from facetrain.run.asked_config import asked_config
 from facetrain.run.folder.compatibility import differences
-from facetrain.run.folder.data_digests import describe_difference, digest_inputs, digest_weights
+from facetrain.run.folder.data_digests import (
+    describe_difference,
+    digest_inputs,
+    digest_labels,
+    digest_weights,
+)
 from facetrain.run.folder.environment import software_of_host
 from facetrain.run.parts.open_data import RunData, open_data
 from facetrain.run.request import FOLDER_TERM, TrainRequest
@@ -40,12 +45,19 @@ def compare_commands(ranks: Ranks, request: TrainRequest, claim: Claim) -> None:
 def open_same_data(ranks: Ranks, plan: RunPlan, config: Config) -> RunData:
     """Open what the run reads, and compare it with what the leader has.
 
+    The first rank of a host compares the files. The others have the same, but an image folder may change between the
+    openings of two ranks.
+
     Raises:
         UsageError: the data, a verification set or the weights of this host are others.
         DataError: they cannot be read.
     """
     data = open_data(config)
-    if not ranks.speaks_for_host:  # the first rank of its host reads the same files
+    if not ranks.speaks_for_host:
+        if digest_labels(data.source) != plan.inputs["dataset"]:
+            raise UsageError(
+                f"{config.data.train} (data.train): was changed while the run opened it; start the command again"
+            )
         return data
     own = digest_inputs(config, data.source, data.sets)
     places_by_input = {"sets": {each.name: str(each.path) for each in data.sets}, "code": own_places(config)}

@@ -3,6 +3,7 @@
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from pydantic import ValidationError
@@ -14,8 +15,11 @@ from facetrain.distributed.rendezvous import Rendezvous
 from facetrain.errors import DataError, FacetrainError, RunError, UsageError
 from facetrain.remote.download import pinned
 from facetrain.run.agree import _bring_disk_to, agree
+from facetrain.run.compare_hosts import open_same_data
+from facetrain.run.folder.data_digests import digest_inputs
 from facetrain.run.folder.hosts import Hosts
 from facetrain.run.folder.lease import Lease
+from facetrain.run.parts.open_data import open_data
 from facetrain.run.request import TrainRequest
 from facetrain.run.run_plan import RunPlan
 
@@ -137,6 +141,21 @@ def test_hosts_may_name_the_run_folder_in_other_ways_and_show_the_report_on_one_
     absolute = str(Path(make().run_dir).absolute())
     for error in outcomes(make(), make(run_dir=absolute, open_page=True)):
         assert found in str(error), "they agree on the command, and then find no data"
+
+
+def test_a_rank_that_opens_an_image_folder_after_it_has_changed_ends_the_run(tmp_path):
+    for name in ("b", "c"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.png").touch()
+    config = build_config({"data": {"train": str(tmp_path)}, "eval": {"targets": []}}, "x")
+    data = open_data(config)
+    plan = SimpleNamespace(inputs=digest_inputs(config, data.source, data.sets), weights={})
+    second = Ranks(1, 1, 2, 2)
+    assert open_same_data(second, plan, config).source.num_classes == 2
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "1.png").touch()
+    with pytest.raises(UsageError, match="was changed while the run opened it"):
+        open_same_data(second, plan, config)
 
 
 def bring_empty_run_to(folder, *, restarted):
