@@ -135,8 +135,15 @@ class StoredObject:
             file = file or filesystem.open(path, "rb", cache_type="none")
             version, data = version_token(file.details), b""
             if version == self.version:
-                file.seek(start)  # s3fs reads with If-Match: never a part of another version
-                data = file.read(end - start)
+                # Never a part of another version: s3fs reads with If-Match, and gcsfs takes the generation.
+                if generation := file.details.get("generation"):
+                    try:
+                        data = filesystem.cat_file(path, start=start, end=end, generation=generation)
+                    except FileNotFoundError:  # replaced
+                        return "", b""
+                else:
+                    file.seek(start)
+                    data = file.read(end - start)
                 if len(data) != end - start:
                     raise OSError("the answer has another length than the range")
                 opened.append(file)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tarfile
 
+import gcsfs
 import numpy as np
 import pytest
 
@@ -14,7 +15,7 @@ from facetrain.data.build import open_training_data
 from facetrain.data.dataset import prefetch_images
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.loading.reader import BatchSlots, ImageReader, ReadRequest
-from facetrain.data.object_blocks import ObjectPath
+from facetrain.data.object_blocks import ObjectPath, StoredObject
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.remote_dataset import (
     ObjectCache,
@@ -305,6 +306,36 @@ def test_a_changed_object_is_an_error_for_who_reads_it_and_new_for_who_opens_it(
     again = open_remote(url, tmp_path / "cache")
     assert images_of(again) == images_of(open_dataset(tmp_path / "other"))
     assert object_versions(again) != before[1]
+
+
+class GoogleStore:
+    """A Google bucket in memory without old versions, read by the file of gcsfs."""
+
+    generation, content = "1", b"old"
+    split_path = staticmethod(gcsfs.GCSFileSystem._split_path)
+
+    def info(self, path, **_):
+        known = {"size": len(self.content), "etag": f"e{self.generation}", "generation": self.generation}
+        return known | {"name": path, "type": "file"}
+
+    def cat_file(self, path, start, end, generation=None, **_):
+        if generation not in (None, self.generation):
+            raise FileNotFoundError(path)
+        return self.content[start:end]
+
+    def open(self, path, mode, **options):
+        return gcsfs.core.GCSFile(self, path, mode, **options)
+
+
+def test_a_changed_object_of_a_google_store_is_an_error(tmp_path, monkeypatch):
+    store = GoogleStore()
+    monkeypatch.setattr(object_blocks, "open_filesystem", lambda url: (store, "bucket/train.rec"))
+    (tmp_path / "locks").mkdir()
+    stored = StoredObject("gs://bucket/train.rec", "e1", 3, str(tmp_path))
+    assert stored.bytes_at(0, 2) == b"ol"
+    store.generation, store.content = "2", b"new"
+    with pytest.raises(DataError, match="the object was changed while the run read it"):
+        stored.bytes_at(2, 1)
 
 
 def test_a_removed_object_is_an_error(object_store, tmp_path):
