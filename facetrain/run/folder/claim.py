@@ -79,8 +79,8 @@ class FolderClaim:
 
     def is_restart(self, folder: Path) -> bool:
         """Return whether the folder has checkpoints of this job, which has been started again."""
-        is_restarted = self._restarts > 0 and not self._lease.has_ended(folder)
-        return has_checkpoints(folder) and (self.was_used(folder) or is_restarted)
+        # A job can have restarted without ever having had this folder: it was refused, say.
+        return has_checkpoints(folder) and self.was_used(folder)
 
     def _default(self, folder: Path, default: Path) -> Path:
         was_used = self.was_used(folder)

@@ -81,6 +81,13 @@ def test_the_second_run_of_a_script_under_torchrun_is_another_run(tmp_path, monk
         FolderClaim(["agent"], 1, Lease()).named(default)
 
 
+def test_a_job_that_has_restarted_does_not_take_over_the_run_of_another_job(tmp_path, monkeypatch):
+    (tmp_path / "environment.json").write_text(json.dumps({"launchers": ["other"]}))
+    monkeypatch.setattr(claim, "complete_steps", lambda path: [2])
+    with pytest.raises(UsageError, match="already holds a run"):
+        FolderClaim(["agent"], 1, Lease()).named(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("files", "message"),
     [
