@@ -27,6 +27,7 @@ from facetrain.optim.muon import hidden_weights
 from facetrain.run.suited_settings import RunFacts, gather_facts, suited_rate, unsuited_settings
 from facetrain.text import count_text
 from facetrain.training.state import TrainState
+from facetrain.verify.verifier import evaluation_mode
 
 HIGHEST_LR = {"sgd": 10.0, "adamw": 0.1}
 """Rates that cannot be meant, far above the published ones (`suited_settings.py`)."""
@@ -173,10 +174,8 @@ def _check_lengths(state: TrainState) -> Iterator[str]:
     noise = torch.rand(
         2, 3, network.image_size, network.image_size, generator=torch.Generator().manual_seed(0)
     )
-    training = network.training
-    with torch.no_grad():
-        length_B = network.eval()(noise.to(state.world.device)).float().norm(dim=1)
-    network.train(training)
+    with torch.no_grad(), evaluation_mode(network):
+        length_B = network(noise.to(state.world.device)).float().norm(dim=1)
     if torch.allclose(length_B[0], length_B[1], rtol=1e-4):
         yield (
             f"head.margin.type: {margins[0]} reads the length of an embedding as the quality of its image, and the "

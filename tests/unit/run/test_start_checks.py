@@ -193,11 +193,14 @@ class Unit(nn.Module):
     [("adaface", True, True), ("magface", True, True), ("adaface", False, False), ("cosface", True, False)],
 )
 def test_a_margin_of_lengths_over_normalized_embeddings_is_reported(margin, normalizes, reported):
-    layers = [nn.Flatten(), nn.Linear(3 * 8 * 8, 4), *[Unit()] * normalizes]
+    frozen = nn.BatchNorm1d(4)
+    layers = [nn.Flatten(), nn.Linear(3 * 8 * 8, 4), frozen, *[Unit()] * normalizes]
     backbone = OwnNetwork(nn.Sequential(*layers), embedding_size=4, image_size=8)
     head = PartialFC(build_margin(MarginSettings(type=margin)), 4, 3)
-    state = SimpleNamespace(backbone=backbone.train(), head=head, world=ONE_RANK)
+    backbone.train()
+    frozen.eval()
+    state = SimpleNamespace(backbone=backbone, head=head, world=ONE_RANK)
     warnings = list(_check_lengths(state))
     assert len(warnings) == reported
     assert all("embeddings of equal length, 1;" in warning for warning in warnings)
-    assert backbone.training
+    assert backbone.training and not frozen.training and not frozen.num_batches_tracked
