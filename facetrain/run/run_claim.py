@@ -18,7 +18,7 @@ from facetrain.run.folder.lease import Lease
 from facetrain.run.request import TrainRequest
 
 
-class Claim(BaseModel, frozen=True):
+class Claim(BaseModel, frozen=True, ser_json_inf_nan="constants"):
     """Place and command of a run: all hosts compare them before anything else is read."""
 
     terms: dict[str, Any]

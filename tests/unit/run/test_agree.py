@@ -87,6 +87,17 @@ def test_hosts_that_are_asked_for_different_things_end_with_the_option_that_diff
         assert str(error).endswith("as for rank 0 on host0; give the same config and options on all hosts")
 
 
+def test_hosts_that_are_asked_for_the_same_infinity_do_not_differ(run):
+    # `data` is missing: the first error after the comparison of the commands.
+    values = {
+        "data": {"train": "no_such_folder"},
+        "model": {"backbone": "own:network", "options": {"clip": float("inf")}},
+        "eval": {"targets": []},
+    }
+    errors = outcomes(*[train(config=values, allow_code=True)] * 2)
+    assert "no_such_folder" in str(errors[0])
+
+
 def test_hosts_with_other_versions_of_a_package_end_with_its_name(run, monkeypatch):
     monkeypatch.setattr("facetrain.run.run_claim.software_of_host", lambda: {"numpy": "2.2", "torch": "2.13"})
     monkeypatch.setattr(
