@@ -91,6 +91,21 @@ def dump_yaml(values: Any) -> str:
     return str(yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True))
 
 
+def dump_in_line(value: Any) -> str:
+    """Return the YAML text of one value on one line, as `--set` takes it."""
+    # In a list: PyYAML ends the text of a single number with a line of its own.
+    return str(
+        yaml.dump(
+            [value],
+            Dumper=_Dumper,
+            sort_keys=False,
+            allow_unicode=True,
+            default_flow_style=True,
+            width=1 << 30,
+        )
+    ).strip()[1:-1]
+
+
 def parse_yaml(text: str) -> Any:
     """Return the value of a YAML text as dicts, lists, strings, numbers and dates.
 

@@ -15,6 +15,7 @@ from facetrain.checkpoint.load import Checkpoint
 from facetrain.config.loading import build_config, is_set, is_within, parse_values, plain_config
 from facetrain.config.schema import Config
 from facetrain.errors import ConfigError
+from facetrain.strict_yaml import dump_in_line
 
 _NETWORK_KEYS = (
     "data.image_size",
@@ -93,7 +94,7 @@ def check_meaning(checkpoint: Checkpoint, changes: list[ConfigChange], set_keys:
     ]
     if refused:
         options = " ".join(
-            f"--set {shlex.quote(f'{change.key}={json.dumps(change.now)}')}" for change in refused
+            f"--set {shlex.quote(f'{change.key}={dump_in_line(change.now)}')}" for change in refused
         )
         raise ConfigError(
             f"{', '.join(map(str, refused))}: {checkpoint.folder} was trained with the values before the arrows; "
@@ -161,7 +162,7 @@ def differences(before: dict[str, Any], now: dict[str, Any], section: str = "") 
         old, new = before.get(name), now.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
             yield from differences(old, new, f"{section}{name}.")
-        elif old != new:
+        elif old != new and json.dumps(old) != json.dumps(new):  # NaN is unequal to itself
             yield ConfigChange(key=f"{section}{name}", before=old, now=new)
 
 

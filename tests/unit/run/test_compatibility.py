@@ -9,7 +9,10 @@ import pytest
 from facetrain.config.loading import build_config, plain_config
 from facetrain.errors import ConfigError
 from facetrain.run.folder.compatibility import (
+    ConfigChange,
     check_compatibility,
+    check_meaning,
+    differences,
     find_config_changes,
 )
 
@@ -101,3 +104,17 @@ def test_a_checkpoint_with_a_config_of_another_version_is_refused_and_one_withou
     message = r"^step_00000004: its config: train\.new_key is not a key; .*with the version of facetrain that wrote it"
     with pytest.raises(ConfigError, match=message):
         changes({"config": "data: {train: x}\ntrain: {new_key: 1}"})
+
+
+def test_a_number_that_is_not_one_has_not_changed():
+    nan = float("nan")
+    assert not list(
+        differences({"bound": nan, "list": [nan]}, {"bound": float("nan"), "list": [float("nan")]})
+    )
+    assert [change.key for change in differences({"bound": nan}, {"bound": 1.0})] == ["bound"]
+
+
+def test_the_advice_for_a_changed_value_is_one_that_set_takes():
+    change = ConfigChange(key="head.margin.options.bound", before=1.0, now=float("inf"))
+    with pytest.raises(ConfigError, match=r"with --set head\.margin\.options\.bound=\.inf$"):
+        check_meaning(SimpleNamespace(folder="step_00000004"), [change], frozenset())
