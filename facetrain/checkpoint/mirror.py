@@ -6,7 +6,7 @@
       checkpoints/step_00002000/
         rows_00000_of_00002.5f3a90c2….safetensors    name of a file, with the beginning of its checksum
         manifest.json                                written last: without it there is no checkpoint
-        left_manifest.json                           instead, if the run went back to an earlier step
+        left_1_manifest.json                         instead, if the run went back to an earlier step: once, twice, …
 
 A checkpoint appears and disappears by one request, which writes or deletes its manifest. An object with a checksum in
 its name never gets another content. So what an interrupted upload has left is never mistaken for a file of a later one,
@@ -51,7 +51,7 @@ from facetrain.files import make_folder, os_errors_as
 from facetrain.remote.address import public
 from facetrain.remote.filesystem import side_by_side
 
-_LEFT_MANIFEST = f"left_{MANIFEST}"
+_LEFT_MANIFEST = re.compile(rf"left_\d+_{MANIFEST}")
 _PROCESS = secrets.token_hex(8)
 """Name of this process in a claim: hosts may have processes of the same number."""
 _CLAIM = "claim"
@@ -177,8 +177,8 @@ class Mirror:
         # The manifests first: a checkpoint whose removal is interrupted must not be found.
         for step in set(steps) - kept:
             self._store.remove(_manifest_name(step))
-        left = [step for _, step, file in _parsed(objects) if file == _LEFT_MANIFEST]
-        kept_names = {name for step in left for name in self._left_objects(step, objects)}
+        left = [(name, step) for name, step, file in _parsed(objects) if _LEFT_MANIFEST.fullmatch(file)]
+        kept_names = {each for name, step in left for each in self._left_objects(name, step, objects)}
         for name, step, file in _parsed(objects):
             if step not in kept and file != MANIFEST and name not in kept_names:
                 self._store.remove(name)
@@ -189,12 +189,11 @@ class Mirror:
             with suppress(DamagedCheckpointError):
                 yield self.manifest(step)
 
-    def _left_objects(self, step: int, objects: Iterable[str]) -> set[str]:
-        """Return the objects of a checkpoint that the run has left; others of the step are of a later one.
+    def _left_objects(self, name: str, step: int, objects: Iterable[str]) -> set[str]:
+        """Return the objects of a checkpoint that the run has left; others of the step are of another one.
 
-        If its manifest is damaged, any object of the step may be one of them.
+        If its manifest `name` is damaged, any object of the step may be one of them.
         """
-        name = _manifest_name(step, _LEFT_MANIFEST)
         with tempfile.TemporaryDirectory() as folder:
             self._store.download(name, Path(folder, MANIFEST))
             try:
@@ -205,9 +204,15 @@ class Mirror:
 
     def leave_after(self, step: int) -> None:
         """Keep the checkpoints after a step, from which the run continues, but no longer count them."""
-        for later in self.steps():
+        objects = self._objects()
+        for later in _complete(objects):
             if later > step:
-                self._store.copy(_manifest_name(later), _manifest_name(later, _LEFT_MANIFEST))
+                # A number for each: a run may go back over the same step more than once.
+                count = sum(
+                    other == later and bool(_LEFT_MANIFEST.fullmatch(file))
+                    for _, other, file in _parsed(objects)
+                )
+                self._store.copy(_manifest_name(later), _manifest_name(later, f"left_{count + 1}_{MANIFEST}"))
                 self._store.remove(_manifest_name(later))
 
     def fetch(self, step: int, checkpoints: Path) -> None:

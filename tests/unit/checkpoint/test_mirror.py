@@ -418,14 +418,26 @@ def test_steps_that_are_saved_again_free_their_place_and_keep_what_was_left(tmp_
     upload(again, *(save(again, step, note="b", **changed) for step in (4, 6, 8)), keep=2)
     assert Mirror(URL).steps() == [6, 8]
     found = {name for name in Mirror(URL)._objects() if "step_00000004" in name}
-    assert found == {*left, "checkpoints/step_00000004/left_manifest.json"}
+    assert found == {*left, "checkpoints/step_00000004/left_1_manifest.json"}
     filesystem, root = open_filesystem(URL)
-    filesystem.pipe_file(f"{root}/checkpoints/step_00000004/left_manifest.json", b"{")
+    filesystem.pipe_file(f"{root}/checkpoints/step_00000004/left_1_manifest.json", b"{")
     Mirror(URL).remove_surplus(8, keep=1, best_metric=None)
     assert Mirror(URL).steps() == [8], "a damaged one ends no clean-up"
     assert left < set(Mirror(URL)._objects()) and not any(
         "step_00000006" in name for name in Mirror(URL)._objects()
     )
+
+
+def test_a_run_that_goes_back_twice_over_a_step_keeps_both_courses(tmp_path):
+    upload(tmp_path, save(tmp_path, 2))
+    for course in ("a", "b", "c"):
+        changed = {"replicated": {"backbone.w": torch.full((5,), float(ord(course)))}}
+        upload(tmp_path, save(tmp_path, 4, note=course, **changed))
+        Mirror(URL).leave_after(2)
+    upload(tmp_path, save(tmp_path, 6))
+    names = [name.rpartition("/")[2] for name in Mirror(URL)._objects() if "step_00000004" in name]
+    assert sum(name.startswith("replicated") for name in names) == 3
+    assert {f"left_{number}_manifest.json" for number in (1, 2, 3)} <= set(names)
 
 
 def test_a_record_that_grows_while_it_is_uploaded_is_uploaded_as_it_was(tmp_path, monkeypatch):
