@@ -181,7 +181,7 @@ def _explain_signal(number: int, rank: int, pid: int) -> str:
     hints = {
         "SIGKILL": "; the kernel does so if memory runs out",
         "SIGABRT": (
-            "; NCCL does so a minute after it has waited train.timeout_s for another rank "
+            "; on GPUs, NCCL does so a minute after it has waited train.timeout_s for another rank "
             f"({COLLECTIVES}{rank} in the run folder then lists what it waited for), and CUDA after an illegal access "
             "or an uncorrectable memory (ECC) error: `dmesg` and `nvidia-smi -q -d ECC` show the latter"
         ),
