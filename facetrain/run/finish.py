@@ -10,9 +10,10 @@ from facetrain.distributed.grace_period import grace_s
 from facetrain.distributed.process_lifetime import outside_launcher
 from facetrain.distributed.stop_request import StopRequest
 from facetrain.distributed.world import World
-from facetrain.errors import DivergedError
+from facetrain.errors import DivergedError, RunError
 from facetrain.run.agree import Agreed
-from facetrain.run.folder.run_state import record_end
+from facetrain.run.callbacks.live_report import LiveReport
+from facetrain.run.folder.run_state import FAILED, FINISHED, STOPPED, read_state, record_end
 from facetrain.run.open_run import Run
 from facetrain.run.results import write_divergence, write_results, write_skipped_images
 from facetrain.run.summary import end_key, print_lines
@@ -36,11 +37,16 @@ def end_again(agreed: Agreed, world: World) -> int:
         more = "" if plan.request.is_part else f"; to train on: {command}"
         reason = f" ({early})" if early else ""
         print_lines(f"{folder}: was already finished, at step {checkpoint.step:,}{reason}{more}")
-    if ended_by := _upload_again(agreed, checkpoint, world):
-        return _code(ended_by)
-    if world.is_leader:
-        record_end(folder, early)
-    return 0
+    if world.is_leader and read_state(folder).state != FINISHED:
+        record_end(folder, FINISHED, early)  # before the upload, which takes the file along
+        if config.log.report:
+            LiveReport(folder).write()
+    try:
+        return _code(_upload_again(agreed, checkpoint, world))
+    except RunError as error:
+        if world.is_leader:
+            record_end(folder, FAILED, str(error))
+        raise
 
 
 def _upload_again(agreed: Agreed, checkpoint: Checkpoint, world: World) -> int:
@@ -79,6 +85,8 @@ def finish(run: Run) -> int:
             f"stopped at step {run.state.step}; {saved} step {callbacks.checkpointing.last_saved}{ending}"
         )
         if uploads:
+            if parts.is_leader:
+                record_end(parts.folder, STOPPED)  # now, so that the mirror gets it
             leave_uploads(parts, uploads, parts.world)
         return _code(callbacks.stopping.signal)
     weights = averaged_state(run.state.backbone)
@@ -90,7 +98,12 @@ def finish(run: Run) -> int:
 
 def _upload_results(run: Run, uploads: Uploads) -> int:
     """Upload the results, after which a user can lose the copy only; return the signal that ends the wait, or 0."""
-    parts = run.parts
+    parts, page = run.parts, run.callbacks.page
+    if parts.is_leader:
+        # Now, and not when the command ends: the mirror gets both with the checkpoint.
+        record_end(parts.folder, FINISHED, parts.early_end)
+        if page:
+            page.write()
     run.outputs.report(
         f"uploading the last checkpoint and the results; Ctrl-C leaves, and {uploads_rest(parts)}"
     )

@@ -1,5 +1,6 @@
 """Runs whose checkpoints go to an object store: killed, on a failing store, on a fresh disk, and on separate disks."""
 
+import json
 import os
 import shutil
 import signal
@@ -137,9 +138,12 @@ def test_ctrl_c_leaves_the_wait_for_a_slow_store_and_a_resume_uploads_the_rest(
 def test_the_results_are_in_the_mirror_and_a_run_goes_on_from_there_on_two_ranks(
     object_store, describe, tmp_path
 ):
-    config = load_config(describe(checkpoint=MIRRORED))
+    config = load_config(describe(checkpoint=MIRRORED), ["log.report=true"])
     assert training.train(config, tmp_path / "one") == 0
-    names = set(Mirror(f"{URL}/one")._store.find(""))
+    one = Mirror(f"{URL}/one")
+    assert json.loads(one.read_text("state.json"))["state"] == "finished"
+    assert "finished at step 12" in one.read_text("report.html")
+    names = set(one._store.find(""))
     assert {"config.yaml", "metrics.jsonl", "log.txt", "run_id.txt", "model.safetensors"} <= names
     flip_a_bit(Checkpoint.open(tmp_path / "one").folder / "replicated.safetensors")
     more = TrainRequest(command="resume", run_dir=str(tmp_path / "one"), overrides=["train.max_steps=14"])

@@ -75,14 +75,12 @@ def train_recorded(
     return exit_code
 
 
-def record_end(folder: Path, reason: str) -> None:
-    """Record that a run has finished that was ended after its results were written. For the leader only.
+def record_end(folder: Path, state: str, reason: str = "") -> None:
+    """Record how a run has ended before the command ends. For the leader only.
 
-    `reason` is why it has finished before its last step; empty if it has not.
+    `reason` is that of `RunState`.
     """
-    state = _read(folder)
-    if state.state != FINISHED:
-        _write(folder, state.model_copy(update={"state": FINISHED, "reason": reason}))
+    _write(folder, _read(folder).model_copy(update={"state": state, "reason": reason}))
 
 
 def read_state(folder: Path) -> RunState:
