@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from facetrain.device.kernel_launches import power_of_2
 from facetrain.distributed import collectives
 from facetrain.distributed.process_setup import keep_compiled_code
 from facetrain.head.head_group import Head, head_parts
@@ -70,10 +71,12 @@ def _fault(heads: list[PartialFC], device: torch.device, global_batch: int, limi
 
 def _work_of(head: PartialFC, global_batch: int) -> KernelWork:
     update = head.update or CenterUpdate()
+    # No chunk has more classes than a rank. Rounded up, so that a verdict holds for heads of other numbers of classes.
+    classes = -(-head.num_classes // collectives.world_size(head.group))
     return KernelWork(
         head.embedding_size,
         global_batch,
-        head.classes_per_chunk(global_batch),
+        min(head.classes_per_chunk(global_batch), power_of_2(classes)),
         head.weight.dtype,
         update.moment_dtype,
         update.momentum,
@@ -88,7 +91,7 @@ def difference_on_ranks(head: PartialFC, global_batch: int) -> str:
     and this batch, on each GPU.
     """
     ranks = collectives.world_size(head.group)
-    # A whole chunk and a short one on each rank; never more memory than the head has.
+    # A whole chunk and a short one on each rank; never more classes than the head has.
     classes = min(head.num_classes, ranks * (head.classes_per_chunk(global_batch) + 3))
     found = []
     for product_dtype, use_kernels in (

@@ -103,9 +103,10 @@ def _head_results(
 ) -> dict[str, Tensor]:
     """Return the results of a head with other numbers of classes than the run's."""
     # Several chunks, the last of them smaller. No number is a multiple of a tile. Rows are aligned in memory
-    # as in the chunks of the run.
-    chunk = _CHUNK + work.chunk % 16 if settings.chunk_size == "auto" else settings.chunk_size
-    classes = 2 * chunk + chunk // 2 + 3
+    # as in the chunks of the run. Of whole chunks one, which can have a gigabyte of centers, and a few classes more.
+    is_whole = settings.chunk_size != "auto"
+    chunk = work.chunk if is_whole else _CHUNK + work.chunk % 16
+    classes = chunk + 3 if is_whole else 2 * chunk + chunk // 2 + 3
     world = World(rank=0, local_rank=0, size=1, local_size=1, device=device)
     run = HeadRun(seed=1, product_dtype=product_dtype, update_in_backward=work.in_backward)
     # Each run of this function draws the same centers, samples and noise, from the seed.
@@ -136,7 +137,8 @@ def results_of_two_steps(head: PartialFC, batch: int, *, seed: int) -> dict[str,
         if not head.update_in_backward:
             head.step(torch.ones((), device=device), torch.zeros((), device=device))
         assert embedding.grad is not None
-        centers[f"{CENTERS} after step {step + 1}"] = head.weight.data.float().clone()
+        # On the host: of three heads and two steps, the device of a small batch, whose chunks are long, has no room.
+        centers[f"{CENTERS} after step {step + 1}"] = head.weight.data.to("cpu", torch.float32, copy=True)
         others[f"gradient of the embeddings in step {step + 1}"] = embedding.grad.float()
         others[f"loss of step {step + 1}"] = loss.detach().float()
     # The centers first: the others are sums over the ranks.

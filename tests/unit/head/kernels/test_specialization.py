@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from facetrain.head.class_chunk import FusedChunk
-from facetrain.training import kernel_self_test
+from facetrain.training import choose_kernels, kernel_self_test
 from facetrain.training.kernel_self_test import KernelWork
 from tests.support.heads import make_head, margin_settings
 
@@ -94,6 +94,12 @@ def test_a_step_of_training_launches_no_kernel_that_the_self_test_has_not(option
         head(embedding, torch.randint(0, 4503, (BATCH,))).backward()
         head.step(torch.ones(()), torch.zeros(()))
     assert launched and not launched - tested
+
+
+@pytest.mark.parametrize(("classes", "chunk"), [(100, 128), (5000, 2048)])
+def test_the_self_test_has_no_longer_chunks_than_the_run(classes, chunk):
+    head = make_head(embedding_size=SIZE, num_classes=classes, chunk_size=2048)
+    assert choose_kernels._work_of(head, 16).chunk == chunk
 
 
 @pytest.mark.parametrize("classes", [45_029, 64, 1])
