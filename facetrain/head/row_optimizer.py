@@ -68,6 +68,8 @@ def moment_layout(update: CenterUpdate, columns: int) -> Layout:
 
 
 _MOMENTS = ("momentum", "first_moment", "second_moment", "steps")
+_ONE_PASS = ("weight", "momentum", "momentum_scale")
+"""Tables of the update in one pass. A head can have others, such as its expectations."""
 
 
 class RowOptimizer:
@@ -122,6 +124,7 @@ class RowOptimizer:
     ) -> None:
         from facetrain.head.kernels.center_update import update_centers
 
+        tables = {name: tables[name] for name in _ONE_PASS if name in tables}
         copied = tables["weight"].is_elsewhere
         # Rows that are on the device are updated in place, others in a copy.
         values = {name: table.read(rows) if copied else table.data for name, table in tables.items()}
