@@ -72,7 +72,8 @@ class LearningCheck:
         if self.is_finished:
             return None
         # Length of SGD's path, an upper bound: momentum adds up at most 1 / (1 − momentum) of each gradient.
-        norm = min(values["grad_norm"], self._where.optim.clip_grad_norm or math.inf)
+        # In this order: the mean with a step that was not finite can be NaN, of which `min` takes the first argument.
+        norm = min(self._where.optim.clip_grad_norm or math.inf, values["grad_norm"])
         self._path += (step - self._last_report) * values["lr"] * norm / (1 - self._where.optim.momentum)
         self._last_report = step
         # In the first half, a run with a warm-up is still near chance.

@@ -114,13 +114,14 @@ def test_a_run_that_resumes_after_the_first_steps_is_not_checked(tmp_path):
         assert check.is_finished == finished
 
 
+@pytest.mark.parametrize("norm", [1e4, float("nan")])
 @pytest.mark.parametrize(("clip", "moves"), [(1.0, False), (None, True)])
-def test_a_gradient_moves_the_weights_by_no_more_than_its_bound(clip, moves):
+def test_a_gradient_moves_the_weights_by_no_more_than_its_bound(clip, moves, norm):
     optim = OptimSettings(lr=1e-4, clip_grad_norm=clip)
     where = RunConditions(optim, normalized_images=64, is_frozen=False, weight_norm=100.0)
     check = LearningCheck(10, start_step=0, steps_per_epoch=STEPS, total_steps=STEPS, where=where)
     for step in range(10, STEPS + 1, 10):
-        message = check.observe(step, {"loss": 1.0, "lr": 1e-4, "grad_norm": 1e4}, nearest=240, images=240)
+        message = check.observe(step, {"loss": 1.0, "lr": 1e-4, "grad_norm": norm}, nearest=240, images=240)
     assert check.is_finished and (
         message is None if moves else "the weights of the backbone have moved" in message
     )
