@@ -108,7 +108,7 @@ class PartialFC(BaseHead):
             chunk_size: classes whose logits exist at the same time; None: by the size of the batch.
             recompute: compute the logits again in the backward pass. False: keep their exponentials, (G, S) for the S
                 classes of the sample; a step then has three large products and not four. None: keep them if they need
-                at most a quarter of the memory of centers and momentum, or 256 MiB.
+                at most a quarter of the memory of centers and momentum on the device, or 256 MiB.
             sparse: give the gradient of a sample as a sparse tensor, for `torch.optim.SparseAdam` or plain SGD.
             trained: whether the centers get a gradient.
             update: update of the centers by the head itself; None: `weight` gets a gradient.
@@ -158,6 +158,7 @@ class PartialFC(BaseHead):
             margin, scale=scale, filter_threshold=filter_threshold, seed=key_of(seed, MARGINS)
         )
         self._margin_state = set(self.margin.state())
+        self._numbers_on_device = self.shard.size * embedding_size if self.on_device else 0
         # Stages differ in the sample rate and in the expectations, not in the tables: these are allocated once, for all
         # stages.
         self._stages = tuple(stages) or (Stage(0, sample_rate),)
@@ -391,7 +392,8 @@ class PartialFC(BaseHead):
         return self.num_classes * self._stage.sample_rate
 
     def count_copies(self) -> None:
-        """For a forecast on the meta device: fetch slices as copies, as from tables in host memory."""
+        """For a forecast on the meta device: compute as with tables elsewhere, whose slices are fetched as copies."""
+        self._numbers_on_device = 0
         for table in self._tables.by_name.values():
             table.copies_slices = True
 
@@ -447,7 +449,7 @@ class PartialFC(BaseHead):
         if self._recompute is not None:
             return not self._recompute
         needed = logits * (product_dtype or torch.float32).itemsize
-        return are_few(needed, self.shard.size * self.embedding_size)
+        return are_few(needed, self._numbers_on_device)
 
     def classes_per_chunk(self, global_batch: int) -> int:
         """Return how many classes a chunk has, with so many embeddings of all ranks."""

@@ -114,8 +114,8 @@ class HeadSettings(Settings):
     recompute: Switch = "auto"
     """Compute the logits again in the backward pass. off: keep their exponentials from the forward pass, which saves a
     quarter of the head's products and needs 2 (bf16) or 4 bytes per image of the global batch and class of the sample.
-    auto: off if that is at most a quarter of the memory of float32 centers and momentum, or 256 MiB. Ignored with
-    curricularface, and with scales above 64."""
+    auto: off if that is at most a quarter of the memory of float32 centers and momentum with placement device, or 256
+    MiB. Ignored with curricularface, and with scales above 64."""
 
     @property
     def classes_per_block(self) -> int:
