@@ -368,7 +368,7 @@ class PartialFC(BaseHead):
         # From the tables themselves: with several micro-batches no rows are prefetched, since they would miss this
         # update.
         for rows, gradient in self._gradient.take():
-            self._optimizer.update(self._tables.by_name, rows, gradient / grad_scale, valid)
+            self._optimizer.update(self._tables.by_name, rows, gradient.div_(grad_scale), valid)
 
     def take_nearest(self) -> tuple[int, int]:
         return self._nearest.take()
