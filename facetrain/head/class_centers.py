@@ -22,8 +22,8 @@ from facetrain.head.row_file import DiskRows, Layout
 from facetrain.head.stochastic_rounding import Noise, round_to_bfloat16, round_to_int8
 
 Rows = slice | Tensor
-"""Rows of a table: consecutive ones as a slice, or selected ones as an int64 index; ascending and without repetitions
-where rows are updated."""
+"""Rows of a table: consecutive ones as a slice, or selected ones as an int64 index; without repetitions where rows are
+written, and ascending where the optimizer updates them."""
 
 NOISE, CENTERS, MARGINS = 1, 2, 3
 """Numbers that separate the random keys of a head's seed: of stochastic rounding, the first centers, and margins."""
@@ -48,9 +48,9 @@ class Storage:
 class RowTable:
     """Table (K, X) whose rows are fetched to the device and stored back; it may use fewer bits per number there."""
 
-    def __init__(self, data: Tensor, device: torch.device, scale: RowTable | None = None) -> None:
+    def __init__(self, data: Tensor, device: torch.device) -> None:
         self._data, self._device = data, device
-        self.scale = scale
+        self.scale: RowTable | None = None
         """For an int8 table, the value of one unit in each block of numbers."""
         self.copies_slices = False
         """Whether slices are copies also on the device: for a forecast of a table that will be elsewhere."""
@@ -133,6 +133,8 @@ class RowTables:
         for name, table in self.by_name.items():
             table.scale = self.by_name.get(f"{name}_scale")
         self._file = file
+        self.is_written_back = False
+        """Whether these are copies whose rows have gone back to their tables: later changes would be lost."""
 
     @property
     def on_host(self) -> bool:
@@ -155,7 +157,9 @@ class RowTables:
             self._file.read_rows(index, into)
             return
         for name, table in self.by_name.items():
-            _as_records(into[name])[: len(index)] = _as_records(table.data)[index.numpy()]
+            # `clip`, and no number is out of range: with `raise`, NumPy copies into a buffer first.
+            out = _as_records(into[name])[: len(index)]
+            np.take(_as_records(table.data), index.numpy(), out=out, mode="clip")
 
     def write_rows(self, index: Tensor, source: dict[str, Tensor]) -> None:
         """Copy tables on the host back to their rows; `index` must not repeat a row."""

@@ -463,7 +463,7 @@ class PartialFC(BaseHead):
         if not self._trained or self.update is None:
             return None
         if self.update_in_backward:
-            return partial(self._optimizer.update, sampled.tables.by_name)
+            return partial(self._update_in_backward, sampled.tables)
         return self._gradient.of_micro_batch(sampled.host_index_S)
 
 
@@ -473,3 +473,13 @@ def _autocast_dtype(device: torch.device) -> torch.dtype | None:
     if not torch.amp.is_autocast_available(device.type) or not torch.is_autocast_enabled(device.type):
         return None
     return torch.bfloat16 if device.type != "cuda" or multiplies_bfloat16(device) else None
+    def _update_in_backward(
+        self, tables: RowTables, rows: Rows, gradient: Tensor | UnfinishedGradient, finite: Tensor
+    ) -> None:
+        if tables.is_written_back:
+            raise UsageError(
+                "PartialFC: another call of the head, or one of state_dict(), came between this loss and its backward "
+                "pass, which would change copies of the centers that were written back; call backward() first"
+            )
+        self._optimizer.update(tables.by_name, rows, gradient, finite)
+

@@ -52,6 +52,8 @@ class RowPrefetcher:
         self._next: tuple[Tensor, Future[_StepRows]] | None = None
         self._write: Future[None] | None = None
         self._current: _StepRows | None = None
+        self._given: RowTables | None = None
+        """What `step_rows` has returned last."""
         self._spare: list[dict[str, Tensor]] = []
         """Host tables for reuse, accessed by the worker only. Pinned memory is cached by torch itself."""
 
@@ -75,6 +77,7 @@ class RowPrefetcher:
         #
         # When step t begins, its drawn rows are there. They lack what step t − 1 has changed, which is copied below.
         previous = self._current
+        self._end_step()
         rows = self._take_prefetched(drawn, added, previous)
         # The prefetched rows were read after this, so it never waits. It raises the error of a write that has failed.
         self._wait_for_write()
@@ -90,15 +93,23 @@ class RowPrefetcher:
         spare = len(added) + int(len(drawn) * _SPARE_SHARE)
         self._next = next_drawn, self._worker.submit(self._read, next_drawn, spare, rows)
         tables = {name: table[: len(rows.index)] for name, table in rows.tables.items()}
-        return RowTables(tables, self._device)
+        self._given = RowTables(tables, self._device)
+        return self._given
 
     def flush(self) -> None:
         """Write everything back and wait for it. Prefetched rows are discarded."""
+        self._end_step()
         if self._current is not None:
             self._wait_for_write()
             self._write = self._worker.submit(self._write_back, self._current, self._record_event())
         self._wait_for_write()
         self._current = self._next = self._write = None
+
+    def _end_step(self) -> None:
+        """Mark the tables of the last step: from now on, what changes in them is lost."""
+        if self._given is not None:
+            self._given.is_written_back = True
+            self._given = None
 
     def _wait_for_write(self) -> None:
         """Wait until the last rows to write back are written. If that has failed, raise its error, each time."""
