@@ -50,7 +50,7 @@ class BaseHead(nn.Module):
         raise NotImplementedError
 
     def expect_labels(self, label_B: Tensor) -> None:
-        """Start to gather the labels of the next call, given on the host (int64). Collective.
+        """Start to gather the labels of the next call, given on the host as it takes them. Collective.
 
         A head that samples classes on a GPU needs them there; called before the backbone's forward pass, this saves it
         from waiting for the device. Every rank must call it, or none.
@@ -64,7 +64,7 @@ class BaseHead(nn.Module):
                     "expect_labels: the process group has no backend for tensors on the host; form it with "
                     'init_process_group("cpu:gloo,cuda:nccl")'
                 )
-            self._expected = collectives.GatheredRows(label_B, self.group)
+            self._expected = collectives.GatheredRows(label_B.flatten().long(), self.group)
 
     def forward(self, embedding_BD: Tensor, label_B: Tensor) -> Tensor:
         """Return the loss of the global batch; a scalar, the same on every rank.
@@ -119,8 +119,9 @@ class BaseHead(nn.Module):
     def take_nearest(self) -> tuple[int, int]:
         """Return how many samples had the nearest target class, and of how many, since the last call.
 
-        A target class is the nearest if no other class of the step has a larger cosine, without the margin; classes
-        that `filter_threshold` excludes do not count. Collective; waits for the device.
+        A target class is the nearest if no other class of the step has a larger cosine, without the margin. Classes
+        that `filter_threshold` excludes do not count, or with a scale above 64 as classes of cosine 0. Collective;
+        waits for the device.
         """
         raise NotImplementedError
 

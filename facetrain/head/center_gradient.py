@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from facetrain.device.page_locked import to_device
+from facetrain.errors import UsageError
 from facetrain.head.class_centers import Rows
 
 
@@ -115,10 +116,18 @@ class AccumulatedGradient:
         self._chunks.append(chunk)
 
     def take(self) -> list[tuple[Rows, Tensor]]:
-        """Return (rows, gradient) with every row at most once, and start again from zero."""
+        """Return (rows, gradient) with every row at most once, and start again from zero.
+
+        Raises:
+            UsageError: the slices of the micro-batches differ.
+        """
         chunks, self._chunks = self._merged(), []
         slices = sorted((rows.start, rows.stop) for rows, _, _ in chunks if isinstance(rows, slice))
-        assert all(stop <= start for (_, stop), (start, _) in pairwise(slices)), "slices of a step overlap"
+        if any(start < stop for (_, stop), (start, _) in pairwise(slices)):
+            raise UsageError(
+                "PartialFC: micro-batches of one step have different sizes, and their chunks other classes; give them "
+                "one size, or the head a chunk_size"
+            )
         return [(rows, gradient) for rows, _, gradient in chunks]
 
     def _merged(self) -> list[_Chunk]:

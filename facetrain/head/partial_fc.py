@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -21,11 +22,12 @@ from facetrain.distributed import collectives
 from facetrain.errors import UsageError
 from facetrain.head import shard_state
 from facetrain.head.base_head import BaseHead
-from facetrain.head.center_gradient import AccumulatedGradient, ParameterGradient
+from facetrain.head.center_gradient import AccumulatedGradient, ParameterGradient, UnfinishedGradient
 from facetrain.head.class_centers import (
     MARGINS,
     NOISE,
     ParameterTable,
+    Rows,
     RowTables,
     Storage,
     allocate_tables,
@@ -131,6 +133,10 @@ class PartialFC(BaseHead):
             ("filter_threshold", filter_threshold, 0 <= filter_threshold <= 1, "from 0 to 1"),
             ("expectation_margin", expectation_margin, 0 <= expectation_margin < math.inf, "from 0 on"),
             ("chunk_size", chunk_size, chunk_size is None or chunk_size >= 1, "above 0"),
+            *(
+                ("stages: sample_rate", stage.sample_rate, 0 <= stage.sample_rate <= 1, "from 0 to 1")
+                for stage in stages
+            ),
         ):
             if not fits:
                 raise UsageError(f"PartialFC: {name} {value}: give a number {allowed}")
@@ -138,6 +144,10 @@ class PartialFC(BaseHead):
         if trained and update is None and storage.placement != "device":
             raise UsageError(
                 f"placement {storage.placement} needs `update`: optimizers of PyTorch read all rows"
+            )
+        if stages and (stages[0].first_step or any(a.first_step > b.first_step for a, b in pairwise(stages))):
+            raise UsageError(
+                "PartialFC: stages must be in the order of their first steps, and the first must begin at step 0"
             )
         if update is None and any(stage.expectations != "off" for stage in stages):
             raise UsageError("expectations need `update`: a state_dict has no table of them")
@@ -148,6 +158,7 @@ class PartialFC(BaseHead):
             raise UsageError("PartialFC: this rank is not in process_group; build the head on its ranks only")
         self.shard = shard_classes(num_classes, self._rank, ranks)
         self.on_device, self._block = storage.placement == "device", storage.classes_per_block
+        self._numbers_on_device = self.shard.size * embedding_size if self.on_device else 0
         self.update_in_backward = update is not None and update.in_backward
         self.product_dtype = torch.bfloat16 if fp16 else None
         """Dtype to which the factors of the large products are rounded; None: none, or bfloat16 under autocast."""
@@ -158,7 +169,6 @@ class PartialFC(BaseHead):
             margin, scale=scale, filter_threshold=filter_threshold, seed=key_of(seed, MARGINS)
         )
         self._margin_state = set(self.margin.state())
-        self._numbers_on_device = self.shard.size * embedding_size if self.on_device else 0
         # Stages differ in the sample rate and in the expectations, not in the tables: these are allocated once, for all
         # stages.
         self._stages = tuple(stages) or (Stage(0, sample_rate),)
@@ -466,13 +476,6 @@ class PartialFC(BaseHead):
             return partial(self._update_in_backward, sampled.tables)
         return self._gradient.of_micro_batch(sampled.host_index_S)
 
-
-def _autocast_dtype(device: torch.device) -> torch.dtype | None:
-    """Return the dtype of the large products where autocast is on; None: it is off, or no help on the device."""
-    # The meta device has no autocast.
-    if not torch.amp.is_autocast_available(device.type) or not torch.is_autocast_enabled(device.type):
-        return None
-    return torch.bfloat16 if device.type != "cuda" or multiplies_bfloat16(device) else None
     def _update_in_backward(
         self, tables: RowTables, rows: Rows, gradient: Tensor | UnfinishedGradient, finite: Tensor
     ) -> None:
@@ -483,3 +486,10 @@ def _autocast_dtype(device: torch.device) -> torch.dtype | None:
             )
         self._optimizer.update(tables.by_name, rows, gradient, finite)
 
+
+def _autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """Return the dtype of the large products where autocast is on; None: it is off, or no help on the device."""
+    # The meta device has no autocast.
+    if not torch.amp.is_autocast_available(device.type) or not torch.is_autocast_enabled(device.type):
+        return None
+    return torch.bfloat16 if device.type != "cuda" or multiplies_bfloat16(device) else None

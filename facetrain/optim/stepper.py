@@ -38,7 +38,8 @@ class StepResult:
     grad_norm: Tensor
     """L2 norm of the backbone's unscaled gradient, before clipping."""
     skipped: Tensor
-    """1 if the gradient was not finite on some rank and nothing was changed, else 0."""
+    """1 if the gradient was not finite on some rank, and neither the backbone nor what `RowUpdater.step` updates was
+    changed; else 0."""
 
 
 class Stepper:

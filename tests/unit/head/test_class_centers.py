@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from facetrain.errors import ConfigError, RunError
-from facetrain.head.class_centers import draw_centers
+from facetrain.head.class_centers import RowTable, draw_centers
 from facetrain.head.class_shard import shard_classes
+from facetrain.head.row_optimizer import CenterUpdate, RowOptimizer
 from facetrain.head.sampling import Stage
 from tests.support.bombs import resident_bytes
 from tests.support.heads import combined, make_head
@@ -153,3 +154,23 @@ def _bytes_left_by_drawing(threads: int) -> int:
     before = resident_bytes("VmRSS")
     draw_centers(table, shard_classes(len(table), 0, 1), seed=0)
     return resident_bytes("VmRSS") - before
+
+
+def test_an_update_in_one_pass_copies_its_own_tables_alone(monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.setattr("facetrain.head.kernels.center_update.update_centers", lambda *_, **__: None)
+    copied = []
+
+    class Elsewhere(RowTable):
+        is_elsewhere = True
+
+        def read(self, rows):
+            copied.append(next(name for name, table in tables.items() if table is self))
+            return super().read(rows)
+
+    names = ("weight", "momentum", "momentum_scale", "expectation")
+    tables = {name: Elsewhere(torch.zeros(8, 4), torch.device("cpu")) for name in names}
+    optimizer = RowOptimizer(CenterUpdate(), torch.device("cpu"))
+    optimizer.one_pass = True
+    optimizer.update(tables, slice(0, 8), torch.zeros(8, 4), torch.tensor(True))
+    assert copied == ["weight", "momentum", "momentum_scale"]

@@ -5,6 +5,7 @@ import io
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -178,6 +179,62 @@ def test_a_copy_of_a_head_that_updates_its_rows_has_the_last_update_and_continue
     assert all(torch.equal(train(other, step), train(head, step)) for step in (2, 3))
     assert torch.equal(other.row_state()["weight"], head.row_state()["weight"])
     assert torch.equal(other.state_dict()["weight"], head.state_dict()["weight"])
+
+
+@pytest.mark.parametrize("between", ["forward", "state_dict"])
+def test_rows_that_went_back_to_host_memory_before_their_update_are_refused(between):
+    head = facetrain.PartialFC(
+        "cosface", SIZE, CLASSES, 0.3, storage=Storage(placement="host"), update=CenterUpdate()
+    )
+    embedding, label = batch()
+    head.begin_step(0, lr=0.1)
+    loss = head(embedding.float(), label)
+    with torch.no_grad():
+        head.state_dict() if between == "state_dict" else head(embedding.float(), label)
+    with pytest.raises(UsageError, match=r"call backward\(\) first"):
+        loss.backward()
+
+
+def test_micro_batches_of_a_step_have_one_size_or_a_given_number_of_classes_in_a_chunk(monkeypatch):
+    monkeypatch.setattr(
+        "facetrain.head.partial_fc.default_chunk_size", lambda batch, size, device: 8 if batch > 2 else 12
+    )
+    for chunk_size in (None, 8):
+        head = facetrain.PartialFC(
+            "cosface", SIZE, CLASSES, update=CenterUpdate(in_backward=False), chunk_size=chunk_size
+        )
+        head.begin_step(0, lr=0.1)
+        for count in (4, 2):
+            head(torch.randn(count, SIZE, requires_grad=True), torch.arange(count)).backward()
+        fits = nullcontext() if chunk_size else pytest.raises(UsageError, match="micro-batches of one step")
+        with fits:
+            head.step(torch.ones(()), torch.zeros(()))
+
+
+@pytest.mark.parametrize("form", [lambda label: label[:, None], torch.Tensor.int, torch.Tensor.byte])
+def test_labels_are_expected_in_each_form_in_which_they_are_taken(form):
+    head, (embedding, label) = small_head(sample_rate=0.3), batch()
+    loss = head(embedding, label)
+    head.set_extra_state(head.get_extra_state() | {"calls": 0})
+    head.expect_labels(form(label))
+    assert torch.equal(head(embedding, form(label)), loss)
+
+
+@pytest.mark.parametrize(
+    "stages", [[Stage(5, 1.0)], [Stage(0, 1.0), Stage(9, 0.5), Stage(5, 1.0)], [Stage(0, 1.5)]]
+)
+def test_stages_that_do_not_follow_each_other_are_refused(stages):
+    with pytest.raises(UsageError, match="stage"):
+        facetrain.PartialFC("cosface", SIZE, CLASSES, stages=stages)
+
+
+@pytest.mark.parametrize(("placement", "keeps"), [("device", True), ("host", False)])
+def test_exponentials_are_kept_beside_centers_on_the_device_alone(placement, keeps, monkeypatch):
+    monkeypatch.setattr("facetrain.head.softmax._SMALL_BYTES", 0)
+    head = facetrain.PartialFC(
+        "cosface", SIZE, CLASSES, storage=Storage(placement=placement), update=CenterUpdate()
+    )
+    assert head._keeps_exponentials(CLASSES, None) == keeps
 
 
 def test_a_copy_of_a_head_with_its_rows_on_disk_is_refused(tmp_path):
