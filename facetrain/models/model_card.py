@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -99,12 +100,16 @@ def _datasets(cards: Any) -> Iterator[str]:
 
 
 def _settings(values: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    """Yield the settings that are not empty, with their full keys."""
+    """Yield the settings that are not empty, with their full keys; of an absolute path, the name alone.
+
+    A card is published with the model, and its folders are those of the machine.
+    """
     if isinstance(values, Mapping):
         for key, value in values.items():
             yield from _settings(value, f"{prefix}.{key}")
     elif values not in (None, [], (), ""):
-        yield prefix, values
+        is_absolute = isinstance(values, str) and Path(values).is_absolute()
+        yield prefix, Path(values).name if is_absolute else values
 
 
 def _results(results: Mapping[str, Any]) -> Iterator[str]:

@@ -82,13 +82,16 @@ def test_a_card_states_on_how_much_its_results_rest():
 
 def test_a_card_has_the_settings_that_are_not_empty_and_what_the_publisher_says():
     data = {"train": "x", "shards": 0, "cache": False, "filter": None, "names": [], "note": ""}
-    model = model_of([], config={"data": data, "head": {"margin": {"m2": 0.5}}, "run": {"dir": "runs"}})
+    start = {"init_from": "/home/ann/runs/first"}
+    config = {"data": data, "model": start, "head": {"margin": {"m2": 0.5}}, "run": {"dir": "runs"}}
+    model = model_of([], config=config)
     lines = model_card(model, "net", results={}, file={"format": "ONNX"}, license="MIT").splitlines()
     settings = [line for line in lines if line.startswith("- `")]
     assert settings == [
         "- `data.train`: x",
         "- `data.shards`: 0",
         "- `data.cache`: False",
+        "- `model.init_from`: first",  # the folders are those of a machine
         "- `head.margin.m2`: 0.5",
     ]
     assert "- format: ONNX" in lines and "- license: MIT" in lines
