@@ -17,6 +17,7 @@ import torch
 from facetrain.api.dataset import Dataset, PathLike
 from facetrain.config.paths import eval_dir_of_run
 from facetrain.data.dataset import image_landmarks
+from facetrain.distributed.process_lifetime import own_local_rank
 from facetrain.distributed.world import World, pick_device, require_device
 from facetrain.embeddings.embed_images import embed_images, open_embedder
 from facetrain.embeddings.embedder import EncodedImage, ImageEmbedder
@@ -276,7 +277,7 @@ def load_model(
     Args:
         path: a run folder, a checkpoint, a .safetensors file, a .pt or .pth file of arcface_torch, an .onnx file, or
             a -symbol.json file of MXNet.
-        device: `cpu`, `cuda`, or `auto`, which takes a GPU if there is one.
+        device: `cpu`, `cuda`, or `auto`, which takes a GPU if there is one: under torchrun that of this rank.
         detector: `yunet`, which is downloaded, or the file of this detector: it aligns the face of each photo.
         allow_code: whether the code of a network that the file names (MODULE:NAME) may run. Only for files that you
             trust.
@@ -288,7 +289,7 @@ def load_model(
         UsageError: there is no such device.
     """
     require_device(device, given=f"device={device!r}", cpu_setting=_CPU)
-    chosen = pick_device(device, 0, cpu_setting=_CPU)
+    chosen = pick_device(device, own_local_rank(), cpu_setting=_CPU)
     # Absolute: the run of the model and the detector are looked for later, perhaps from another current folder.
     file = local_path(path).absolute()
     return Model(

@@ -50,6 +50,11 @@ def is_first_rank() -> bool:
     return not launched_by_torchrun() or os.environ.get("RANK", "0") == "0"
 
 
+def own_local_rank() -> int:
+    """Return the number of this process among the ranks of its host, which selects its GPU; 0 without a launcher."""
+    return int(os.environ.get("LOCAL_RANK", "0")) if launched_by_torchrun() else 0
+
+
 def mark_own_ranks() -> None:
     """Let the ranks that this process starts know that facetrain is their launcher, and not torchrun."""
     os.environ[_OWN_LAUNCHER] = str(os.getpid())

@@ -22,6 +22,7 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 from facetrain.cpu_cores import affinity, cores_of, share_of_cores
 from facetrain.distributed.listening_sockets import listen, listen_on_all_interfaces, serve_store
 from facetrain.distributed.network_interface import LOOPBACK, address_toward, is_loopback
+from facetrain.distributed.process_lifetime import own_local_rank
 from facetrain.errors import RunError
 
 _STORE_TIMEOUT = timedelta(seconds=10)
@@ -76,7 +77,7 @@ def _count_cores(store: Store, rank: int, local_size: int) -> tuple[int, int]:
     """Return the share of this rank in the cores of its host, and the cores of all ranks of the host."""
     own = affinity()
     store.set(f"cores/{rank}", json.dumps(sorted(own)))
-    first = rank - int(os.environ.get("LOCAL_RANK", "0"))  # the ranks of a host follow each other
+    first = rank - own_local_rank()  # the ranks of a host follow each other
     keys = [f"cores/{other}" for other in range(first, first + local_size) if other != rank]
     others = [set[int](json.loads(cores)) for cores in store.multi_get(keys)]
     return share_of_cores(own, others), cores_of([own, *others])

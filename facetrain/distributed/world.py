@@ -21,6 +21,7 @@ from facetrain.distributed.process_lifetime import (
     has_agent,
     launched_by_torchrun,
     outside_launcher,
+    own_local_rank,
     process_stat,
 )
 from facetrain.distributed.process_setup import keep_freed_memory, release_freed_memory
@@ -116,7 +117,7 @@ def assemble() -> Iterator[Ranks]:
         watchdog_at, listener = watchdog_address(rendezvous)
     ranks = Ranks(
         rank=rendezvous.rank,
-        local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+        local_rank=own_local_rank(),
         size=rendezvous.size,
         local_size=local_size,
         # Without an agent the parent can be a shell, in which a user starts one run after the other.

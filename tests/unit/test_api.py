@@ -260,6 +260,16 @@ def test_unusable_options_are_errors_of_facetrain(folder, model, options, messag
             model.embed(folder / "images", **options)
 
 
+def test_under_torchrun_each_rank_loads_a_model_onto_its_own_gpu(folder, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr("facetrain.api.model.open_model", lambda file, device, **_: device)
+    for variables, number in ({}, 0), ({"LOCAL_RANK": "1"}, 0), ({"RANK": "3", "WORLD_SIZE": "4"}, 1):
+        for name, value in ({"MASTER_ADDR": "127.0.0.1"} | variables).items():
+            monkeypatch.setenv(name, value)
+        assert facetrain.load_model(folder / "m.safetensors").device == torch.device("cuda", number)
+
+
 def test_a_machine_without_a_gpu_is_a_usage_error_that_names_the_argument(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for call in (facetrain.load_model, lambda path, device: facetrain.evaluate(path, "lfw", device=device)):
