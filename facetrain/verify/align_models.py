@@ -79,17 +79,17 @@ def align_models(
         ModelError: a model cannot be opened.
         DataError: the dataset cannot be read, has no labels or too few people.
     """
-    first, second = (embed_input(model, images, inference, progress=progress) for model in (old, new))
-    if (first.label < 0).any():
+    encoded, _, label_N = read_input(images)
+    if (label_N < 0).any():
         raise DataError(f"{images}: has no labels; use a dataset with one subfolder per person")
-    aside_N = _set_aside(first.label, seed, images)
+    aside_N = _set_aside(label_N, seed, images)
+    first, second = (embed_input(model, images, inference, progress=progress) for model in (old, new))
     learned = fit_map(_rows(first, ~aside_N), _rows(second, ~aside_N))
     chosen = np.flatnonzero(aside_N)[:_MOST_COMPARED]
     # Copies of an image would be genuine pairs of cosine 1.
-    encoded, _, _ = read_input(images)
     chosen = chosen[different_images(encoded[number] for number in chosen.tolist())]
     old_ND, new_NE = first.embedding[chosen], second.embedding[chosen]
-    mapped_NE, label_N = learned.apply(old_ND), first.label[chosen]
+    mapped_NE, label_N = learned.apply(old_ND), label_N[chosen]
     compared = {"old × old": (old_ND, old_ND), "new × new": (new_NE, new_NE)}
     if first.size == second.size:
         compared["old × new"] = (old_ND, new_NE)

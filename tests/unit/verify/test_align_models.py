@@ -3,9 +3,11 @@
 import shutil
 
 import numpy as np
+import pytest
 
 from facetrain.embeddings.inference import Inference
 from facetrain.embeddings.normalization import l2_normalize
+from facetrain.errors import DataError
 from facetrain.verify.align_models import _accuracy, align_models
 from tests.support.faces import face
 
@@ -32,3 +34,15 @@ def test_a_copy_of_an_image_is_not_compared(model, tmp_path):
     assert copied.images == plain.images + 20
     assert plain.accuracy["old × old"]["tar@1e-02"] is not None
     assert copied.accuracy["old × old"] == plain.accuracy["old × old"]
+
+
+def test_people_who_cannot_be_used_are_reported_before_a_model_is_opened(tmp_path):
+    (tmp_path / "people" / "one").mkdir(parents=True)
+    (tmp_path / "people" / "one" / "0.png").write_bytes(face(0, 0, size=32))
+    missing = tmp_path / "missing.safetensors"
+    for folder, message in (
+        ("people/one", "has no labels"),
+        ("people", "has 1 person; a map needs at least 8"),
+    ):
+        with pytest.raises(DataError, match=message):
+            align_models(missing, missing, tmp_path / folder)
