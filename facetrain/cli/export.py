@@ -74,12 +74,15 @@ def export(
     from facetrain.models.export.export import export as export_model
     from facetrain.models.export.export import require_exportable
     from facetrain.models.model_file import THRESHOLDS_KEY
+    from facetrain.verify.sets.open_sets import open_sets
 
     row.load()  # a missing package is reported before the network is opened
     opened = open_model(model, torch.device("cpu"))
     require_exportable(opened, format)  # before the evaluation, which can take minutes
     data_dir = sets.data_dir or eval_dir_of_run(model)
-    # Before the export: a set that cannot be read then leaves no file. Quantization changes the results.
+    # Before the export: a set that cannot be read then leaves no file.
+    if file.int8:  # the results are those of the file
+        open_sets(sets.target or (), data_dir)
     results = {} if file.int8 else _evaluate(opened, sets.target, data_dir)
     if row.is_compared:
         file = replace(file, images=_read_images(images, file, opened.image_size))

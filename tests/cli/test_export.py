@@ -145,6 +145,14 @@ def test_a_damaged_image_is_named_by_its_place(model, tmp_path, monkeypatch, for
     assert str(refused).startswith(f"{tmp_path / place}: its 8 bytes") and refused.exit_code == 2
 
 
+@pytest.mark.parametrize("int8", [[], ["--int8"]])
+def test_a_set_that_cannot_be_read_leaves_no_file(model, tmp_path, int8):
+    card, output = ["--model-card", tmp_path / "card.md"], tmp_path / "m.onnx"
+    refused = refusal("export", model, "--output", output, *int8, "--target", "none", *card)
+    assert "no such verification set" in str(refused) and refused.exit_code == 2
+    assert not output.exists()
+
+
 def test_the_help_names_the_files_of_each_format():
     output = get_args(get_type_hints(Outputs, include_extras=True)["output"])[1].help
     assert output.endswith("openvino: FILE.xml and FILE.bin.")
