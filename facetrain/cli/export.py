@@ -62,6 +62,7 @@ def export(
     require_writable(*row.files(output), outputs.model_card)
     require_no_input((model, images), *row.files(output), outputs.model_card)
     require_existing(model, images)
+    _require_no_foreign_file(*row.files(output))
     if outputs.push is not None:
         if outputs.license is None:
             raise UsageError(f"--push {outputs.push}: give the terms of the model with --license NAME")
@@ -121,6 +122,20 @@ def _format_of(format: str | None, output: Path) -> str:
         )
         raise UsageError(f"--output {output}: give a name that ends with {suffixes}")
     return found
+
+
+def _require_no_foreign_file(output: Path, *others: Path) -> None:
+    """Check that the other files of an export, which the user has not named, replace only those of an earlier export.
+
+    Raises:
+        UsageError: there is such a file without the first one.
+    """
+    for other in others:
+        if other.exists() and not output.exists():
+            raise UsageError(
+                f"--output {output}: would also replace {other}, which is no part of an earlier export; choose another "
+                "name, or remove that file"
+            )
 
 
 def _check_options(format: str, row: ExportFormat, file: ExportOptions, images: Path | None) -> None:

@@ -158,6 +158,11 @@ def test_the_help_names_the_files_of_each_format():
     assert output.endswith("openvino: FILE.xml and FILE.bin.")
 
 
+def test_a_verification_set_of_the_name_of_the_weights_is_not_replaced(model, tmp_path):
+    refused = refusal("export", model, "--output", tmp_path / "faces.xml")
+    assert f"would also replace {tmp_path / 'faces.bin'}" in str(refused) and refused.exit_code == 2
+
+
 def test_options_that_exclude_each_other_are_refused(model, tmp_path):
     for name, options, message in (
         ("m.safetensors", "--int8", "--format onnx"),
