@@ -12,7 +12,7 @@ from facetrain.data.images.copies import different_images
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.skipped_files import skipped_summary
-from facetrain.data.tools.landmark_finder import LandmarkFinder
+from facetrain.data.tools.landmark_finder import LandmarkFinder, YuNet
 from facetrain.data.tools.pack import pack
 from facetrain.data.tools.selection import Selection
 from facetrain.data.tools.writing import SKIPPED_TABLE, write_parts
@@ -35,7 +35,7 @@ _EXAMINED = 64
 def needed_finder(
     request: Request, finder: LandmarkFinder | None, image_size: int, say: Callable[[str], None]
 ) -> LandmarkFinder | None:
-    """Return the detector if the images are photos, and None if they are aligned faces.
+    """Return what finds the landmarks of the photos; None for aligned faces, of which no landmarks are given.
 
     Raises:
         UsageError: the images are photos, and there is no detector.
@@ -49,9 +49,10 @@ def needed_finder(
     finding = check.finding()
     if finding is not None and finder is None:
         raise UsageError(f"{photos}: {finding}; align the faces by OpenCV's face detector: --detector yunet")
-    if finding is None and finder is not None:
+    if finding is None and isinstance(finder, YuNet):
         say(f"{photos}: the images are aligned faces already, so the detector is not used")
-    return finder if finding is not None else None
+        return None
+    return finder
 
 
 def write_faces(

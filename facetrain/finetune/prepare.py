@@ -53,7 +53,7 @@ def prepare(
 
     Args:
         request: what the user asks for.
-        finder: detector of the landmarks; None for aligned faces.
+        finder: what finds the landmarks; None for aligned faces.
         say: called with each line for the user.
         bar: opens a progress bar with a title.
 

@@ -7,9 +7,11 @@ from unittest.mock import Mock
 import pytest
 
 from facetrain.data.synthetic.drawing import draw_jpeg
+from facetrain.data.tools.landmark_finder import LandmarkTable, YuNet
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import ConfigError, UsageError
 from facetrain.finetune.held_out import write_photo_pairs
+from facetrain.finetune.photo_faces import needed_finder
 from facetrain.finetune.prepare import prepare
 from facetrain.finetune.workplace import Request
 from tests.support.models import write_model
@@ -53,6 +55,13 @@ def test_the_photos_are_embedded_on_the_device_that_the_user_gives(tmp_path, mon
     with pytest.raises(Interrupted):
         prepare(request_in(tmp_path, overrides=("train.device=cpu",)), None, print, bar)
     assert Inference("cpu") in embed.call_args.args
+
+
+def test_given_landmarks_of_aligned_faces_are_used_and_a_detector_is_not(tmp_path):
+    request, table, said = request_in(tmp_path), LandmarkTable(), []
+    assert needed_finder(request, table, 32, said.append) is table and not said
+    assert needed_finder(request, Mock(spec=YuNet), 32, said.append) is None
+    assert "aligned faces already, so the detector is not used" in said[0]
 
 
 @pytest.mark.parametrize(
