@@ -13,7 +13,7 @@ from facetrain.data.formats.landmark_file import landmarks_path, read_landmarks_
 from facetrain.data.images.decode import decode_rgb
 from facetrain.errors import DataError, PairsError
 from facetrain.verify.set_faults import warn_of_faulty_set
-from facetrain.verify.sets.open_sets import open_set
+from facetrain.verify.sets.open_sets import open_set, open_sets
 from facetrain.verify.sets.pair_set import PairSet, load_pair_set, load_pair_sets
 from tests.support.datasets import encoded_image
 from tests.support.pairs import convert_bin
@@ -267,12 +267,13 @@ def test_a_folder_in_place_of_a_set_of_pairs_is_named(tmp_path, monkeypatch, nam
         load_pair_set("tinyface", tmp_path / "data")
 
 
-def test_two_sets_of_one_name_are_refused(tmp_path):
+@pytest.mark.parametrize("read", [load_pair_sets, open_sets])
+def test_two_sets_of_one_name_are_refused(tmp_path, read):
     for name in ("lfw.bin", "lfw.xz"):
         write_bin(tmp_path / name, IMAGES, SAME)
     (tmp_path / "lfw.xz").write_bytes(lzma.compress((tmp_path / "lfw.bin").read_bytes()))
     with pytest.raises(PairsError, match="two evaluation sets have the same name: lfw, lfw"):
-        load_pair_sets([str(tmp_path / "lfw.bin"), str(tmp_path / "lfw.xz")], tmp_path)
+        read([str(tmp_path / "lfw.bin"), str(tmp_path / "lfw.xz")], tmp_path)
 
 
 def test_a_missing_set_names_those_that_exist(tmp_path):
