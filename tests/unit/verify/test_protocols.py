@@ -32,6 +32,11 @@ def test_a_name_prefers_the_bin_set_to_a_folder_of_the_same_name(tmp_path, monke
         open_set("./lfw/", tmp_path / "lfw")
 
 
+def test_a_folder_in_upper_case_is_found_by_the_name_of_its_set(tmp_path):
+    write_tinyface(tmp_path / "TINYFACE", people=2)
+    assert open_set("tinyface", tmp_path).name == "tinyface"
+
+
 @pytest.mark.parametrize("write", [write_ijb, write_tinyface])
 def test_a_set_in_the_current_folder_has_the_name_of_the_folder(tmp_path, monkeypatch, write):
     folder = write(tmp_path / "Some")
