@@ -12,7 +12,7 @@ from facetrain.verify.metrics.score_scale import COSINE
 from facetrain.verify.output.formatting import format_evaluation
 from facetrain.verify.protocol_options import EvaluationOptions
 from facetrain.verify.protocols import scores_result
-from facetrain.verify.score_files import read_scores, scores_of_set
+from facetrain.verify.score_files import read_scores, scores_of_same_pairs, scores_of_set
 from facetrain.verify.sets.pair_set import PairSet
 from tests.support.score_files import columns_of, write
 from tests.support.scored_people import people
@@ -181,6 +181,22 @@ def test_a_wrong_score_file_is_refused_with_its_row_and_column(tmp_path, columns
         read_scores(write(tmp_path / "system.csv", columns))
 
 
+def test_columns_without_a_partner_are_slices_of_their_own(tmp_path):
+    sides = {"age_1": "xy", "age_2": "xz", "skin_1": "ab", "_1": "ab", "_2": "cd"}
+    found = read_scores(write(tmp_path / "s.csv", {"score": [1, 2], "genuine": ["True", "FALSE"]} | sides))
+    assert found.columns.keys() == {"age", "skin_1", "_1", "_2"} and found.sides.keys() == {"age"}
+    assert found.scored.same_P.tolist() == [True, False]
+
+
+def test_a_second_system_has_the_scale_of_its_own_scores(tmp_path):
+    table, other = (
+        read_scores(write(tmp_path / f"{high}.csv", {"score": [high, 0], "genuine": [1, 0]}))
+        for high in (1, 99)
+    )
+    found = scores_of_same_pairs(table, other)
+    assert found.scale == other.scored.scale != table.scored.scale
+
+
 def test_scores_whose_difference_no_number_can_hold_are_refused(tmp_path):
     path = write(tmp_path / "s.csv", {"score": [1e308, -1e308], "genuine": [1, 0]})
     with pytest.raises(DataError, match=r"s\.csv: column score"):
@@ -189,18 +205,22 @@ def test_scores_whose_difference_no_number_can_hold_are_refused(tmp_path):
 
 def test_scores_that_do_not_fit_a_set_are_refused(tmp_path):
     target = PairSet("pairs", [b"%d" % n for n in range(8)], np.array([True, False, True, False]))
-    path = write(tmp_path / "few.csv", {"score": [1, 0], "genuine": [1, 0]})
-    with pytest.raises(DataError, match="2 pairs, but pairs has 4"):
-        scores_of_set(path, target)
+    for count in (2, 6):
+        path = write(
+            tmp_path / "count.csv", {"score": [1, 0] * (count // 2), "genuine": [1, 0] * (count // 2)}
+        )
+        with pytest.raises(DataError, match=f"{count} pairs, but pairs has 4"):
+            scores_of_set(path, target)
     path = write(tmp_path / "turned.csv", {"score": [1, 0, 1, 0], "genuine": [0, 1, 0, 1]})
     with pytest.raises(DataError, match=r"\b4 pairs.*pair 0\b"):
         scores_of_set(path, target)
     # A file with names for the numbers of the people, and one with its genuine rows exchanged.
-    target = replace(target, subject=np.array([0, 0, 1, 2, 2, 2, 0, 3]))
+    unknown, target = target, replace(target, subject=np.array([0, 0, 1, 2, 2, 2, 0, 3]))
     columns = {"score": [1, 0, 1, 0], "genuine": [1, 0, 1, 0]}
     columns |= {"subject_1": ["d", "c", "a", "d"], "subject_2": ["d", "a", "a", "b"]}
     path = write(tmp_path / "named.csv", columns)
     assert scores_of_set(path, target).subject_N is target.subject
+    assert len(scores_of_set(path, unknown).subject_N) == 8
     columns |= {"subject_1": ["a", "c", "d", "d"], "subject_2": ["a", "a", "d", "b"]}
     with pytest.raises(
         DataError, match=r"other\.csv: the people differ from those of pairs, first in pair 1\b"
