@@ -5,7 +5,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from facetrain.data.dataset import SubsetDataset, identity_name, identity_names, image_places
+from facetrain.data.dataset import SubsetDataset, identity_name, identity_names, image_places, photo_landmarks
 from facetrain.data.loading.sampler import MixtureSampler, SampleOrder, build_sampler, epoch_size
 from facetrain.data.mixture import DatasetHead, MixtureDataset, images_per_epoch, read_identities
 from facetrain.data.open_dataset import open_dataset
@@ -191,6 +191,14 @@ def test_the_places_of_images_are_those_in_the_files_of_their_datasets(tmp_path)
     expected = [*one.places(np.array([0, 1, 5])).tolist(), *two.places(np.arange(4)).tolist()]
     assert image_places(mixed, np.arange(7)[::-1]).tolist() == expected[::-1]
     assert image_places(MixtureDataset([one, RecordingDataset(2)], [1, 1]), np.arange(8)) is None
+
+
+def test_photos_of_one_dataset_have_landmarks_and_the_images_of_the_others_none(tmp_path):
+    path = mixture(tmp_path, "datasets: [{path: two}, {path: photos.lst}]")
+    (tmp_path / "a.png").write_bytes(encoded_image(0))
+    (tmp_path / "photos.lst").write_text("0\ta.png\t0\t" + "\t".join(map(str, range(14))) + "\n")
+    points = photo_landmarks(open_dataset(path))
+    assert np.isnan(points[:4]).all() and points[4].tolist() == [[x, x + 5] for x in range(4, 9)]
 
 
 def test_prefetching_reaches_the_datasets_of_a_mixture_and_of_a_subset():
