@@ -1,3 +1,4 @@
+import hashlib
 import json
 import pickle
 import tracemalloc
@@ -33,6 +34,19 @@ def test_a_mixture_keeps_identities_apart_and_can_exclude_some(tmp_path):
     sent = pickle.loads(pickle.dumps(dataset))
     assert [sent.read(number) for number in range(6)] == [data for _, data in images_of(dataset)]
     assert not hasattr(sent, "labels") and sent.location(3) == dataset.location(3)
+
+
+def test_a_mixture_describes_its_choices_by_their_contents(tmp_path):
+    (tmp_path / "drop.txt").write_text("1\n")
+    np.save(tmp_path / "mask.npy", np.array([True] * 4))
+    text = "datasets: [{path: one, without: drop.txt}, {path: two, weight: 0.5, mask: mask.npy}]"
+    digest = [
+        hashlib.sha256((tmp_path / name).read_bytes()).hexdigest()[:32] for name in ("drop.txt", "mask.npy")
+    ]
+    assert open_dataset(mixture(tmp_path, text)).entries == [
+        {"path": "one", "weight": 1.0, "without": digest[0]},
+        {"path": "two", "weight": 0.5, "mask": digest[1]},
+    ]
 
 
 def test_identity_lists_of_a_mixture_use_the_numbers_before_small_identities_are_dropped(tmp_path):
@@ -221,6 +235,8 @@ def test_prefetching_reaches_the_datasets_of_a_mixture_and_of_a_subset():
         ("datasets: [{path: one}, {path: two}, {path: ./one, identities: two.txt}]",
          "./one"),
         ("datasets: [{path: one, without: zero.txt}, {path: one, without: two.txt}]", "one is listed twice"),
+        ("datasets: [{path: one}, {path: two/../one}]", "two/../one is listed twice"),
+        ("datasets: [{path: 's3://me:word@bucket/x'}]", r"mix\.yaml: s3://bucket/x: give its credentials by the env"),
         ("datasets:\n- path: one\n  path: two\n", "line 3"),
         ("datasets: [{path: one, weight: -1}]", r"datasets\.0\.weight is -1"),
         ("datasets: [{path: two}, {path: one, weight: 0.08}]",
@@ -250,6 +266,14 @@ def test_an_invalid_mixture_file_is_refused(tmp_path, text, message):
     (tmp_path / "two.txt").write_text("2\n")
     with pytest.raises(DataError, match=message):
         open_dataset(mixture(tmp_path, text))
+
+
+def test_a_choice_of_identities_without_images_is_refused(tmp_path):
+    path = mixture(tmp_path, "datasets: [{path: one, identities: four.txt}]")
+    (tmp_path / "one" / "property").write_text("5,16,16\n")
+    (tmp_path / "four.txt").write_text("4\n")
+    with pytest.raises(DataError, match="leave no identity of one"):
+        open_dataset(path)
 
 
 @pytest.mark.parametrize(
