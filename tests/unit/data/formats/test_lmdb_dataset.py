@@ -92,6 +92,7 @@ def test_a_mask_selects_images(tmp_path, mask):
 @pytest.mark.parametrize(
     ("mask", "message"),
     [(np.array([6]), "a number of none; expected a NumPy array of image numbers from 0 to 5"),
+     (np.array([0, -1]), "a number of none"), (np.zeros(6, bool), "no image"),
      (np.array([]), "float64 of shape"), (np.ones(4, bool), "bool of shape"),
      (np.array([{}]), "Python objects"), (np.ones((2, 2), int), "int64 of shape")],
 )  # fmt: skip
