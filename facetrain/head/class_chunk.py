@@ -101,10 +101,6 @@ class Chunk:
         # 16 bits, so that each of them is rounded once.
         return slope_GC.mul_(self._inverse_norm_C).to(self._unit_GD.dtype)
 
-    def undivided_slopes(self, log_total_G: Tensor) -> Tensor:
-        """Return the factor of both products of the backward pass: the slopes, of a bounded chunk not yet divided."""
-        return self.slopes(log_total_G)
-
     def embedding_gradient(self, slope_GC: Tensor) -> Tensor:
         """Return this chunk's part of the embeddings' gradient (G, D), without a factor per sample."""
         return product(slope_GC, self._factor_CD)
@@ -179,11 +175,7 @@ class BoundedChunk(Chunk):
         return self.exponentials(statistics_PG)[0]
 
     def slopes(self, log_total_G: Tensor) -> Tensor:
-        """Return the factor of `embedding_gradient`, with the denominator."""
-        return self.undivided_slopes(log_total_G).mul_((-log_total_G).exp()[:, None])
-
-    def undivided_slopes(self, log_total_G: Tensor) -> Tensor:
-        """Return exp(z), as `exponentials` does."""
+        """Return exp(z), as `exponentials` does: the slopes before the division by the softmax's denominator."""
         return self._over_norms(self._masked_logits()[0].exp_())
 
     def exponentials(self, statistics_PG: Tensor) -> tuple[Tensor, Tensor]:
@@ -249,7 +241,7 @@ class FusedChunk(BoundedChunk):
 
         return add_and_keep(statistics_PG, self._logit_factors())
 
-    def undivided_slopes(self, log_total_G: Tensor) -> Tensor:
+    def slopes(self, log_total_G: Tensor) -> Tensor:
         """Return exp(z)/|w|, as `exponentials` does."""
         from facetrain.head.kernels.margin_softmax import exponentials
 

@@ -118,13 +118,17 @@ class ExpectationPass:
         sweep, target = self._sweep, self._target
         # With B the second fraction: the derivative of log(1 + A + B) by its target logit is −B / (1 + A + B).
         slope_G = -(self._log_ratio_G - loss_G).exp() * target.with_margin.by_cos_G
-        grad_GD = target.center_GD * torch.where(target.is_local_G, slope_G, 0)[:, None]
+        by_target_GD = target.center_GD * torch.where(target.is_local_G, slope_G, 0)[:, None]
         # By a negative's logit z it is exp(z − z_y) / (1 + A + B), and the loss is the logarithm of the denominator.
-        log_total_G = softmax.log_denominator(self._logit_G, loss_G, bounded=sweep.chunk_type.is_bounded)
+        bounded = sweep.chunk_type.is_bounded
+        log_total_G = softmax.log_denominator(self._logit_G, loss_G, bounded=bounded)
+        grad_GD = torch.zeros_like(by_target_GD)
         for _, chunk in sweep.chunks(self._factor_GD, target, self._inverse_norm_S):
             grad_GD += chunk.embedding_gradient(chunk.slopes(log_total_G))
             del chunk
-        return grad_GD
+        if bounded:  # such chunks leave the denominator out of their slopes
+            grad_GD.mul_((-log_total_G).exp()[:, None])
+        return grad_GD.add_(by_target_GD)
 
     def update(self, unit_GD: Tensor, finite: Tensor) -> None:
         """Move the expectations of the batch's classes toward its embeddings, unless loss or slopes are not finite.

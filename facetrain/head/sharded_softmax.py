@@ -250,7 +250,7 @@ class _CrossEntropy(torch.autograd.Function):
         kept, ctx.kept = ctx.kept, []
         # Without `enumerate`, which holds what it has returned until it returns the next.
         for rows, chunk in sweep.chunks(factor_GD, target, ctx.inverse_norm_S):
-            slope_GC = kept.pop(0) if kept else chunk.undivided_slopes(log_total_G)
+            slope_GC = kept.pop(0) if kept else chunk.slopes(log_total_G)
             if sweep.take_gradient is None:
                 grad_GD += chunk.embedding_gradient(slope_GC)
                 del chunk, slope_GC
