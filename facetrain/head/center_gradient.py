@@ -78,7 +78,10 @@ class AccumulatedGradient:
     """
 
     def __init__(self) -> None:
-        self._chunks: list[_Chunk] = []
+        self._of_slices: dict[tuple[int, int], Tensor] = {}
+        """Gradients (C, D) of consecutive rows, by their first one and the one after the last."""
+        self._of_samples: list[tuple[np.ndarray, Tensor]] = []
+        """Rows on the host, int64 (S,), and their gradients (S, D)."""
 
     def of_micro_batch(self, host_index_S: np.ndarray | None) -> Callable[[Rows, Gradient, Tensor], None]:
         """Return the function that adds the chunks of a micro-batch, in the order of their rows.
@@ -87,8 +90,7 @@ class AccumulatedGradient:
         """
         # Each micro-batch of a step adds its labels to the same drawn sample. Summed now, the gradients take the memory
         # of one sample; kept, of one sample per micro-batch.
-        if host_index_S is not None:
-            self._chunks = self._merged()
+        self._merge_samples()
         first = 0
 
         def add(rows: Rows, gradient: Gradient, finite: Tensor) -> None:
@@ -97,23 +99,18 @@ class AccumulatedGradient:
             # An unfinished gradient lacks the targets of its micro-batch; the update that finishes it runs in the
             # backward pass only.
             assert isinstance(gradient, Tensor), "only finished gradients can be accumulated"
-            on_host: slice | np.ndarray
             if isinstance(rows, slice):
-                on_host = rows
-            else:
-                assert host_index_S is not None, "rows by index are known on the host"
-                on_host = host_index_S[first : first + len(rows)]
-                first += len(rows)
-            self._add(_Chunk(rows, on_host, gradient))
+                bounds = rows.start, rows.stop
+                if bounds in self._of_slices:
+                    self._of_slices[bounds].add_(gradient)
+                else:
+                    self._of_slices[bounds] = gradient
+                return
+            assert host_index_S is not None, "rows by index are known on the host"
+            self._of_samples.append((host_index_S[first : first + len(rows)], gradient))
+            first += len(rows)
 
         return add
-
-    def _add(self, chunk: _Chunk) -> None:
-        for other in self._chunks:
-            if isinstance(chunk.rows, slice) and chunk.rows == other.rows:
-                other.gradient_SD.add_(chunk.gradient_SD)
-                return
-        self._chunks.append(chunk)
 
     def take(self) -> list[tuple[Rows, Tensor]]:
         """Return (rows, gradient) with every row at most once, and start again from zero.
@@ -121,36 +118,32 @@ class AccumulatedGradient:
         Raises:
             UsageError: the slices of the micro-batches differ.
         """
-        chunks, self._chunks = self._merged(), []
-        slices = sorted((rows.start, rows.stop) for rows, _, _ in chunks if isinstance(rows, slice))
-        if any(start < stop for (_, stop), (start, _) in pairwise(slices)):
+        if any(start < stop for (_, stop), (start, _) in pairwise(sorted(self._of_slices))):
             raise UsageError(
                 "PartialFC: micro-batches of one step have different sizes, and their chunks other classes; give them "
                 "one size, or the head a chunk_size"
             )
-        return [(rows, gradient) for rows, _, gradient in chunks]
+        self._merge_samples()
+        of_slices, of_samples, self._of_slices, self._of_samples = self._of_slices, self._of_samples, {}, []
+        return [
+            *((slice(*bounds), gradient_CD) for bounds, gradient_CD in of_slices.items()),
+            *((to_device(index_S, gradient_SD.device), gradient_SD) for index_S, gradient_SD in of_samples),
+        ]
 
-    def _merged(self) -> list[_Chunk]:
-        """Return the chunks of samples as one, in which each row is once; slices as they are."""
+    def _merge_samples(self) -> None:
+        """Sum the gradients of samples, so that each row is there once."""
         # Each row must reach the optimizer once: two updates would apply momentum and weight decay twice.
-        indices = [on_host for _, on_host, _ in self._chunks if isinstance(on_host, np.ndarray)]
-        if len(indices) < 2:
-            return self._chunks
-        assert len(indices) == len(self._chunks), "the rows of a step are slices or samples"
-        unique, place = np.unique(np.concatenate(indices), return_inverse=True)
-        chunks, self._chunks = self._chunks[::-1], []
-        device = chunks[0].gradient_SD.device
-        total_SD = chunks[0].gradient_SD.new_zeros(len(unique), chunks[0].gradient_SD.shape[1])
+        if len(self._of_samples) < 2:
+            return
+        unique, place = np.unique(
+            np.concatenate([index for index, _ in self._of_samples]), return_inverse=True
+        )
+        parts, self._of_samples = [gradient_SD for _, gradient_SD in reversed(self._of_samples)], []
+        device = parts[0].device
+        total_SD = parts[0].new_zeros(len(unique), parts[0].shape[1])
         first = 0
-        while chunks:  # freed one by one
-            gradient_SD = chunks.pop().gradient_SD
+        while parts:  # freed one by one
+            gradient_SD = parts.pop()
             total_SD.index_add_(0, to_device(place[first : first + len(gradient_SD)], device), gradient_SD)
             first += len(gradient_SD)
-        return [_Chunk(to_device(unique, device), unique, total_SD)]
-
-
-class _Chunk(NamedTuple):
-    rows: Rows
-    on_host: slice | np.ndarray
-    """The same rows."""
-    gradient_SD: Tensor
+        self._of_samples = [(unique, total_SD)]
