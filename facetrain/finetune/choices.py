@@ -11,8 +11,8 @@ from facetrain.config.loading import build_config, override_values, values_of_ov
 from facetrain.config.schema import Config
 from facetrain.strict_yaml import dump_yaml
 
-FEW_IMAGES = 20_000
-"""Training images below which a fine-tuning takes small batches, and trains on the held-out images in the end."""
+_FEW_IMAGES = 20_000
+"""Training images below which a fine-tuning takes small batches."""
 _STEPS, _LEAST_EPOCHS = 128, 2
 """Steps that a fine-tuning on few images takes, and the least number of its epochs, see docs/log/log.md."""
 
@@ -99,7 +99,7 @@ def _head(facts: Facts) -> Iterator[Choice]:
 
 
 def _optimizer(facts: Facts) -> Iterator[Choice]:
-    batch = min(32 if facts.images < FEW_IMAGES else 128, facts.images)
+    batch = min(32 if facts.images < _FEW_IMAGES else 128, facts.images)
     steps_per_epoch = facts.images // batch  # a rest that fills no batch is left out of the epoch
     epochs = max(round(_STEPS / steps_per_epoch), _LEAST_EPOCHS)
     yield Choice(
