@@ -334,7 +334,7 @@ def evaluate(
 
     Args:
         model: an open model, or a path that `load_model` opens.
-        sets: .bin files, or folders in the layout of IJB or TinyFace: paths, or names in `data_dir`.
+        sets: .bin files, or folders in the layout of IJB, TinyFace or CVLface: paths, or names in `data_dir`.
         data_dir: folder of the sets that are given by name. Default: that of the run (`eval.dir`), or the current
             folder if the model is not a run.
         gallery_model: path of the model that has enrolled the galleries; it embeds the second image of each pair, too.

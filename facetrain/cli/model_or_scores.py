@@ -36,9 +36,9 @@ class ModelOrScores:
         typer.Option(
             metavar="SET",
             parser=local_set,
-            help="Evaluation set: a .bin file, or a folder in the layout of IJB or TinyFace; a path, an address, or a "
-            "name in the folder --data-dir. Repeat the option for several sets. Default: the sets of the run "
-            "(eval.targets).",
+            help="Evaluation set: a .bin file, or a folder in the layout of IJB, TinyFace or CVLface; a path, an "
+            "address, or a name in the folder --data-dir. Repeat the option for several sets. Default: the sets of the "
+            "run (eval.targets).",
         ),
     ] = None
     scores: Annotated[

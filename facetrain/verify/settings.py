@@ -9,8 +9,8 @@ class EvalSettings(Settings):
     """Verification during training."""
 
     targets: tuple[PathText, ...] = ("lfw", "cfp_fp", "agedb_30")
-    """Verification sets: names of .bin files in `dir`, or paths. TinyFace and IJB are evaluated after a run, by
-    `facetrain eval`."""
+    """Verification sets: names of .bin files in `dir`, or paths. TinyFace, IJB and the folders of CVLface are
+    evaluated after a run, by `facetrain eval`."""
     dir: PathText | None = None
     """Folder of the verification sets. null: the folder of `data.train`."""
     every_steps: Positive = 2000
