@@ -11,6 +11,7 @@ from facetrain.config.paths import address_of_set
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset, image_landmarks
 from facetrain.data.label_problems import count_images, find_label_problem
+from facetrain.data.loading.sampler import epoch_size
 from facetrain.data.mixture import parts_of
 from facetrain.distributed import collectives
 from facetrain.distributed.world import World
@@ -67,7 +68,7 @@ def _examine_data(results: list[CheckResult], config: Config, chosen_without: fr
     if source is not None:
         with errors_as_failures(results, "batch"):
             results += check_settings(config, source, chosen_without)
-            schedule_steps(config, source.num_images, collectives.world_size())
+            schedule_steps(config, epoch_size(source), collectives.world_size())
     with errors_as_failures(results, "verification sets"):
         addresses = [each for each in config.eval.targets if address_of_set(each, config.eval_dir)]
         local = [each for each in config.eval.targets if each not in addresses]

@@ -10,6 +10,7 @@ from packaging.requirements import Requirement
 from facetrain.config.loading import build_config
 from facetrain.data.formats.bin import write_bin
 from facetrain.distributed.world import World
+from facetrain.doctor.check_result import passed
 from facetrain.doctor.examine import examine
 from facetrain.doctor.machine import check_machine, check_network
 from tests.support.command import ROOT
@@ -48,6 +49,13 @@ def test_a_good_dataset_passes(tmp_path):
 def test_a_batch_larger_than_the_dataset_is_a_failure(tmp_path):
     result = examined(write_records(tmp_path, [0, 0, 1, 1], size=16))["batch"]
     assert result.status == "failure" and "4 images, fewer than one global batch of 128" in result.message
+
+
+def test_the_images_of_an_epoch_of_a_mixture_are_compared_with_the_batch(tmp_path):
+    write_records(tmp_path / "a", [0, 1] * 65, size=16)
+    for weight, status in ((1, "ok"), (0.5, "failure")):
+        (tmp_path / "m.yaml").write_text(f"datasets: [{{path: a, weight: {weight}}}]")
+        assert examined(tmp_path / "m.yaml").get("batch", passed("", "")).status == status
 
 
 def test_sets_at_addresses_are_no_failure(tmp_path):
