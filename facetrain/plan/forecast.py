@@ -27,8 +27,10 @@ MOST_GPUS = 1024
 """Most GPUs of a run that `fewest_gpus` tries."""
 _PREFETCHED_STEPS = 3
 _LARGEST_BATCH = 1 << 16
-# Of a batch: two copies in uint8 (the loader prefetches one), and float32 before and after the change of layout.
-_BYTES_PER_PIXEL = 3 * (2 + 4 + 4)
+# Of all images of a step: two copies in uint8 (the loader prefetches one).
+_BYTES_PER_LOADED_PIXEL = 3 * 2
+# Of those of a micro-batch: float32 before and after the change of layout.
+_BYTES_PER_PIXEL = 3 * (4 + 4)
 # In verification: three copies in uint8 (single images, the batch, and the next batch), and float32 of the images and
 # of the mirrored images.
 _BYTES_PER_VERIFIED_PIXEL = 3 * (3 + 2 * 4)
@@ -199,7 +201,7 @@ def _of_stage(
     backward = backbone.peak - backbone.kept + head.accumulated
     # At the end of the step the activations no longer exist, and leave their memory to the update.
     work = max(head.peak, backward, head.update - backbone.kept, taught_work)
-    images = batch * side**2 * _BYTES_PER_PIXEL
+    images = batch * side**2 * (_BYTES_PER_PIXEL + config.optim.accumulate * _BYTES_PER_LOADED_PIXEL)
     parts = {
         "weights": backbone.state_bytes,
         # Otherwise they are a part of the work.

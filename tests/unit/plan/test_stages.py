@@ -157,6 +157,12 @@ def test_a_forecast_is_of_the_worst_moment_of_a_step_or_of_verification(head, wo
     assert needed.fits(round(needed.total / 0.9) + 1) and not needed.fits(round(needed.total / 0.9) - 1)
 
 
+def test_the_images_of_all_micro_batches_of_a_step_are_loaded_at_once():
+    for count in (1, 8):
+        images = forecast(small_config(optim={"accumulate": count}), CLASSES, 1).parts["images"]
+        assert images == 4 * 32 * 32 * 3 * (2 * count + 4 + 4)
+
+
 def test_the_head_gathers_the_images_of_all_gpus_for_the_classes_of_one():
     load = head_load(small_config(), CLASSES, 4, 8, ())
     assert (load.rows, load.local_batch, load.global_batch, load.product_dtype) == (251, 8, 32, None)
