@@ -103,4 +103,6 @@ class DataSettings(Settings):
     def is_file(self) -> bool:
         """Whether the data is one file; by its name, if it is an address or not on this machine."""
         train = without_version(self.train)
-        return Path(train).is_file() or train.lower().endswith(DATASET_SUFFIXES)
+        return Path(train).is_file() or (
+            train.lower().endswith(DATASET_SUFFIXES) and not Path(train).is_dir()
+        )

@@ -181,7 +181,9 @@ def test_a_text_that_is_no_name_is_not_refused_for_having_no_keys_as_well():
 
 def test_the_sets_of_a_dataset_in_one_file_are_in_its_folder(tmp_path):
     (tmp_path / "faces.new").touch()
-    for train, folder in (("faces.new", "."), ("faces.tar", "."), ("faces.v2", "faces.v2")):
+    (tmp_path / "faces.lmdb").mkdir()
+    folders = {"faces.new": ".", "faces.tar": ".", "faces.v2": "faces.v2", "faces.lmdb": "faces.lmdb"}
+    for train, folder in folders.items():
         config = build_config({"data": {"train": f"{tmp_path}/{train}"}}, "x")
         assert Path(config.eval_dir) == tmp_path / folder
 
