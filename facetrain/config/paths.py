@@ -9,6 +9,7 @@ from typing import Any
 
 from facetrain.config.loading import CONFIG_FILE, load_config, plain_config
 from facetrain.config.schema import Config
+from facetrain.data.settings import SET_SUFFIXES
 from facetrain.errors import FacetrainError
 from facetrain.remote.address import is_read_in_place, is_remote
 from facetrain.remote.download import is_name, pinned
@@ -62,7 +63,8 @@ def address_of_set(target: str, eval_dir: str) -> str | None:
     if is_remote(target):
         return target
     is_path = Path(target).name != target
-    return None if is_path or not is_remote(eval_dir) else f"{eval_dir}/{target.removesuffix('.bin')}.bin"
+    file = target if target.lower().endswith(SET_SUFFIXES) else f"{target}.bin"
+    return None if is_path or not is_remote(eval_dir) else f"{eval_dir}/{file}"
 
 
 def with_downloads(
@@ -108,7 +110,9 @@ def _marked(target: str, eval_dir: str) -> str:
         return target
     has_folder = Path(target).name != target
     is_in_eval_dir = (Path(eval_dir) / target).exists()
-    is_path = Path(target).exists() and (has_folder or target.lower().endswith(".bin")) and not is_in_eval_dir
+    is_path = (
+        Path(target).exists() and (has_folder or target.lower().endswith(SET_SUFFIXES)) and not is_in_eval_dir
+    )
     return f"./{target}" if is_path else target
 
 

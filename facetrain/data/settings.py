@@ -11,6 +11,8 @@ from facetrain.settings import ImageSize, NotNegative, OwnPart, PathText, Positi
 
 CACHE_BYTES = 16 << 30
 """Size of the cache of `s3://` and `gs://` datasets, unless another one is chosen."""
+SET_SUFFIXES = (".bin", ".xz")
+"""Suffixes of the files of verification sets."""
 
 
 class OwnAugmentation(OwnPart):

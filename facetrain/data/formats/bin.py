@@ -24,6 +24,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from facetrain.data.settings import SET_SUFFIXES
 from facetrain.errors import PairsError
 from facetrain.files import error_reason, new_file, open_regular, os_errors_as
 
@@ -53,7 +54,6 @@ _LEAST_BYTES = 16
 """Bytes for each instruction: published sets have at least 213, images of 48 × 48 pixels in arrays 38."""
 _SPARE_INSTRUCTIONS = 1 << 16
 """Instructions that a set of any size may have beyond those."""
-SUFFIXES = (".bin", ".xz")
 NAME_ENDINGS = (".bin", ".xz", ".bin.xz")
 """What follows the name of a set in the name of its file."""
 _EXPECTED = (
@@ -71,7 +71,7 @@ def is_bin(path: Path) -> bool:
 
 def has_bin_suffix(path: Path) -> bool:
     """Return whether a path is that of a verification set by its name, also if there is no such file."""
-    return path.suffix.lower() in SUFFIXES
+    return path.suffix.lower() in SET_SUFFIXES
 
 
 def set_name(path: Path) -> str:

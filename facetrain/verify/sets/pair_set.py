@@ -10,7 +10,6 @@ import numpy as np
 
 from facetrain.data.formats.bin import (
     NAME_ENDINGS,
-    SUFFIXES,
     has_bin_suffix,
     is_bin,
     read_bin,
@@ -19,6 +18,7 @@ from facetrain.data.formats.bin import (
 )
 from facetrain.data.formats.bin_tables import groups_path, read_subjects
 from facetrain.data.formats.landmark_file import read_landmarks_beside
+from facetrain.data.settings import SET_SUFFIXES
 from facetrain.embeddings.dense_ids import dense_ids
 from facetrain.errors import PairsError
 from facetrain.remote.address import is_remote
@@ -57,7 +57,7 @@ def load_pair_set(target: str, folder: Path) -> PairSet:
     path = local_path(target) if is_remote(target) else set_file(target, folder)
     if not is_bin(path):
         _refuse_folder((path, Path(target), folder / target, folder / target.upper()))
-        names = sorted(set_name(other) for suffix in SUFFIXES for other in path.parent.glob(f"*{suffix}"))
+        names = sorted(set_name(other) for suffix in SET_SUFFIXES for other in path.parent.glob(f"*{suffix}"))
         hint = (
             f"there are {', '.join(names)}" if names else f"{path.parent.absolute()} has no verification sets"
         )

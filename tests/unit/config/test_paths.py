@@ -38,20 +38,21 @@ def test_a_set_is_a_path_if_there_is_one_and_none_of_this_name_in_the_folder_of_
     monkeypatch.chdir(tmp_path)
     Path("sets/own").mkdir(parents=True)
     Path("own").mkdir()
-    for path in ("val.bin", "both.bin", "sets/both.bin", "own/a.bin", "lfw"):
+    for path in ("val.bin", "val.XZ", "both.bin", "sets/both.bin", "own/a.bin", "lfw"):
         Path(path).touch()
-    targets = ["val.bin", "both.bin", "own/a.bin", "lfw", "absent.bin", "./val.bin"]
+    targets = ["val.bin", "both.bin", "own/a.bin", "lfw", "absent.bin", "./val.bin", "val.XZ"]
     config = build_config({"data": {"train": "x"}, "eval": {"dir": "sets", "targets": targets}}, "test")
     found = with_paths_of_sets(config).eval.targets
-    assert list(found) == ["./val.bin", "both.bin", "./own/a.bin", "lfw", "absent.bin", "./val.bin"]
+    names = ["both.bin", "./own/a.bin", "lfw", "absent.bin"]
+    assert list(found) == ["./val.bin", *names, "./val.bin", "./val.XZ"]
 
 
 def test_beside_remote_data_a_name_of_a_set_becomes_an_address_and_a_path_stays():
-    targets = ["agedb", "cfp.bin", "/sets/lfw.bin", "./own.bin", "hf://o/r/x.bin"]
+    targets = ["agedb", "cfp.bin", "vgg.xz", "/sets/lfw.bin", "./own.bin", "hf://o/r/x.bin"]
     config = build_config({"data": {"train": "s3://bucket/shards"}, "eval": {"targets": targets}}, "test")
     found = with_downloads(config, lambda address: f"{address}#1").eval.targets
     folder = "s3://bucket/shards"
-    names = [f"{folder}/agedb.bin#1", f"{folder}/cfp.bin#1"]
+    names = [f"{folder}/agedb.bin#1", f"{folder}/cfp.bin#1", f"{folder}/vgg.xz#1"]
     assert list(found) == [*names, "/sets/lfw.bin", "./own.bin", "hf://o/r/x.bin#1"]
 
 
