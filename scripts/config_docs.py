@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from facetrain.config.explain import section_of
+from facetrain.config.explain import fields_of, section_of
 from facetrain.config.schema import NAME_PATTERN, Config
 from facetrain.own_parts import PLACE_PATTERN
 
@@ -36,9 +36,9 @@ def page() -> str:
 
 def sections(settings: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """Yield the lines of the sections in some settings."""
-    for name, field in settings.model_fields.items():
+    for name, field in fields_of(settings).items():
         if inner := section_of(field):
-            key = f"{prefix}{field.alias or name}"
+            key = prefix + name
             yield f"\n### {key}\n"
             for paragraph in (*str(inner.__doc__).split("\n\n"), field.description):
                 if paragraph:
@@ -50,19 +50,19 @@ def sections(settings: type[BaseModel], prefix: str = "") -> Iterator[str]:
 def keys(settings: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """Yield the lines of the keys of some settings that are not sections."""
     schema = settings.model_json_schema()["properties"]
-    for name, field in settings.model_fields.items():
+    for name, field in fields_of(settings).items():
         if not section_of(field):
-            key = prefix + (field.alias or name)
+            key = prefix + name
             default = "required" if field.is_required() else f"default `{json.dumps(field.get_default())}`"
-            values = describe_values(schema[field.alias or name])
+            values = describe_values(schema[name])
             yield wrapped(f"- **`{key}`**: {values}; {default}.", "  ")
             yield "  " + wrapped(str(field.description), "  ")
 
 
 def all_keys(settings: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """Yield the dotted names of all keys and sections."""
-    for name, field in settings.model_fields.items():
-        key = prefix + (field.alias or name)
+    for name, field in fields_of(settings).items():
+        key = prefix + name
         yield key
         if inner := section_of(field):
             yield from all_keys(inner, f"{key}.")

@@ -44,14 +44,17 @@ def section_of(field: FieldInfo) -> type[BaseModel] | None:
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
 
+def fields_of(section: type[BaseModel]) -> dict[str, FieldInfo]:
+    """Return the fields of a section by their keys: Python has no name `async`."""
+    return {field.alias or name: field for name, field in section.model_fields.items()}
+
+
 def takes_text(key: str) -> bool:
     """Return whether the value of a dotted key is a text, and no number."""
     section: type[BaseModel] | None = Config
     kinds = list[Any]()
     for part in key.split("."):
-        fields = (
-            {field.alias or name: field for name, field in section.model_fields.items()} if section else {}
-        )
+        fields = fields_of(section) if section else {}
         if part not in fields:
             return False
         section, kinds = section_of(fields[part]), alternatives(fields[part].annotation)
@@ -95,10 +98,10 @@ def _similar_key(unknown: str, parents: Sequence[str | int]) -> str:
     section: type[BaseModel] = Config
     for part in parents:
         if isinstance(part, str):
-            if part not in section.model_fields:  # a type that pydantic has tried
+            if part not in fields_of(section):  # a type that pydantic has tried
                 return ""
-            section = section_of(section.model_fields[part]) or section
-    known = [field.alias or name for name, field in section.model_fields.items()]
+            section = section_of(fields_of(section)[part]) or section
+    known = fields_of(section)
     # The same name in another section is more likely than a similar one in this.
     if same := list(_keys_named(unknown)):
         return f"; did you mean {' or '.join(same)}?"
@@ -111,6 +114,6 @@ def _similar_key(unknown: str, parents: Sequence[str | int]) -> str:
 
 def _keys_named(name: str) -> Iterator[str]:
     """Yield the dotted keys of the sections that have this name."""
-    for key, field in Config.model_fields.items():
-        if (section := section_of(field)) and name in section.model_fields:
+    for key, field in fields_of(Config).items():
+        if (section := section_of(field)) and name in fields_of(section):
             yield f"{key}.{name}"
