@@ -13,9 +13,20 @@ PROPERTY_FILE = "property"
 NAMES_FILE, IDENTITIES_FILE = "names.csv", "identities.csv"
 """Names of the images and identities of a training set."""
 LANDMARKS_FILE, LANDMARKS_SUFFIX = "landmarks.npy", ".landmarks.npy"
+FILE_NAMES_SUFFIX = ".names.sha256"
+"""What takes the place of the suffix of a landmark file, for the digest of the names of an image folder's files."""
 CARD_FILE = "dataset_card.yaml"
+SKIPPED_TABLE = "skipped.csv"
+"""Files that a tool has left out of the dataset that it wrote."""
 DESCRIBING_FILES = (PROPERTY_FILE, NAMES_FILE, IDENTITIES_FILE, LANDMARKS_FILE, CARD_FILE)
 """Names in the folder of a dataset."""
+BESIDE_IDENTITIES = (
+    LANDMARKS_FILE,
+    Path(LANDMARKS_FILE).with_suffix(FILE_NAMES_SUFFIX).name,
+    CARD_FILE,
+    SKIPPED_TABLE,
+)
+"""Names in an image folder, which facetrain writes."""
 DESCRIBING_SUFFIXES = (LANDMARKS_SUFFIX, CARD_SUFFIX)
 """What follows the name of a dataset in one file."""
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from facetrain.data.beside_dataset import SKIPPED_TABLE
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.skipped_files import read_skipped_table, skipped_summary
 from facetrain.data.tools.contact_sheet import html_rows, identity_rows, shown_of
-from facetrain.data.tools.writing import SKIPPED_TABLE
 from facetrain.errors import RunError
 from facetrain.files import os_errors_as, write_atomically
 from facetrain.finetune.judge import Verdict, describe_thresholds, headline

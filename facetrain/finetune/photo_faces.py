@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import numpy as np
 
+from facetrain.data.beside_dataset import SKIPPED_TABLE
 from facetrain.data.dataset import FaceDataset, evenly_spread
 from facetrain.data.images.copies import different_images
 from facetrain.data.images.decode import decode_rgb
@@ -15,7 +16,7 @@ from facetrain.data.skipped_files import skipped_summary
 from facetrain.data.tools.landmark_finder import LandmarkFinder, YuNet
 from facetrain.data.tools.pack import pack
 from facetrain.data.tools.selection import Selection
-from facetrain.data.tools.writing import SKIPPED_TABLE, write_parts
+from facetrain.data.tools.writing import write_parts
 from facetrain.embeddings.photo_check import PhotoCheck
 from facetrain.errors import UnreadableError, UsageError
 from facetrain.finetune.held_out import (

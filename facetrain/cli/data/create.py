@@ -74,13 +74,13 @@ def pack(
     images: Annotated[Path | None, typer.Option(help="Folder of the paths in a list file.")] = None,
 ) -> None:
     """Write a dataset as train.rec, train.idx and property."""
+    from facetrain.data.beside_dataset import SKIPPED_TABLE
     from facetrain.data.dataset import photo_landmarks
     from facetrain.data.label_problems import FEWEST_PEOPLE
     from facetrain.data.open_dataset import open_dataset
     from facetrain.data.skipped_files import skipped_summary
     from facetrain.data.tools import pack as tool
     from facetrain.data.tools.photo_shapes import describe_photos
-    from facetrain.data.tools.writing import SKIPPED_TABLE
     from facetrain.telemetry.log import warn
 
     finder, output = faces.finder(), writing.output

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.beside_dataset import CARD_FILE, LANDMARKS_FILE
+from facetrain.data.beside_dataset import BESIDE_IDENTITIES
 from facetrain.data.column_cache import Columns
 from facetrain.data.formats.base import CatalogDataset, Format
 from facetrain.data.formats.names import SUFFIXES
@@ -98,7 +98,7 @@ def open_folder(folder: Path) -> CatalogDataset:
     # Buffers and not lists of texts and numbers, which would take 280 bytes per image.
     identities, labels, names, name_sizes = list[str](), array("i"), bytearray(), array("i")
     for identity, is_folder in _entries(folder, skipped):
-        if identity in (CARD_FILE, LANDMARKS_FILE):
+        if identity in BESIDE_IDENTITIES:
             continue
         if not is_folder:
             reason = "the file is not in the folder of an identity"

@@ -18,14 +18,13 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.beside_dataset import LANDMARKS_FILE, LANDMARKS_SUFFIX, beside
+from facetrain.data.beside_dataset import FILE_NAMES_SUFFIX, LANDMARKS_FILE, LANDMARKS_SUFFIX, beside
 from facetrain.data.formats.bin import has_bin_suffix, set_name
 from facetrain.data.npy_file import map_npy
 from facetrain.errors import DataError
 from facetrain.face_landmarks import NORMALIZED_TEMPLATE, normalize_landmarks
 from facetrain.files import error_reason, new_file, os_errors_as, read_regular_text, write_atomically
 
-_NAMES_SUFFIX = ".names.sha256"
 _SHAPE = (5, 2)
 _FARTHEST = 10.0
 """Largest coordinate that is accepted. A point may be outside of the image; larger numbers are pixels."""
@@ -97,7 +96,7 @@ def write_landmarks(path: Path, landmarks_N52: np.ndarray, file_names: str | Non
         np.save(file, np.ascontiguousarray(landmarks_N52, np.float32), allow_pickle=False)
     if file_names is not None:
         with os_errors_as(DataError, path):
-            write_atomically(path.with_suffix(_NAMES_SUFFIX), f"{file_names}\n")
+            write_atomically(path.with_suffix(FILE_NAMES_SUFFIX), f"{file_names}\n")
 
 
 def require_file_names(path: Path, digest_file_names: Callable[[], str | None]) -> None:
@@ -108,7 +107,7 @@ def require_file_names(path: Path, digest_file_names: Callable[[], str | None]) 
     Raises:
         DataError: files were added, removed or renamed since.
     """
-    recorded = path.with_suffix(_NAMES_SUFFIX)
+    recorded = path.with_suffix(FILE_NAMES_SUFFIX)
     if not recorded.is_file():
         return
     with os_errors_as(DataError, recorded):

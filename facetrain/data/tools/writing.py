@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.beside_dataset import LANDMARKS_FILE
+from facetrain.data.beside_dataset import LANDMARKS_FILE, SKIPPED_TABLE
 from facetrain.data.dataset import FaceDataset, identity_name, image_landmarks, original_name
 from facetrain.data.dataset_card import ImageDigest, carry_cards
 from facetrain.data.formats.image_writers import LabeledImage, write_parquet, write_webdataset
@@ -29,7 +29,6 @@ from facetrain.errors import DataError
 from facetrain.files import make_folder, new_folder, os_errors_as, require_absent
 from facetrain.progress import ProgressCallback, ignore_progress
 
-SKIPPED_TABLE = "skipped.csv"
 """Table of the files that were left out, in the folder of a dataset."""
 
 

@@ -53,6 +53,14 @@ def test_a_folder_per_identity_is_a_dataset(tmp_path):
         open_dataset(tmp_path, min_images_per_identity=3)
 
 
+def test_the_files_that_facetrain_writes_into_an_image_folder_are_not_left_out_of_it(tmp_path):
+    (tmp_path / "ann").mkdir()
+    names = ("landmarks.npy", "landmarks.names.sha256", "dataset_card.yaml", "skipped.csv", "notes.csv")
+    for path in (tmp_path / "ann" / "1.png", *(tmp_path / name for name in names)):
+        path.touch()
+    assert [file.name for file in open_dataset(tmp_path, with_landmarks=False).skipped] == ["notes.csv"]
+
+
 @pytest.mark.parametrize("part", ["backup.tar", "x.tar.gz", "a.parquet", "data.mdb"])
 def test_photos_beside_a_part_of_another_dataset_are_not_left_out_silently(tmp_path, part):
     for name in ("ann", "bob"):
