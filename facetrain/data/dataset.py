@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import compress
 from pathlib import Path
@@ -266,6 +266,6 @@ class ImageSubset(DatasetView):
 class SubsetDataset(ImageSubset):
     """Selected identities of another dataset, relabeled without gaps in their original order."""
 
-    def __init__(self, dataset: FaceDataset, identities: Iterable[int]) -> None:
-        selected = np.unique(np.fromiter(identities, dtype=np.int64))
+    def __init__(self, dataset: FaceDataset, identities: np.ndarray | Sequence[int]) -> None:
+        selected = np.unique(np.asarray(identities, np.int64))
         super().__init__(dataset, np.flatnonzero(np.isin(dataset.labels, selected)), selected)
