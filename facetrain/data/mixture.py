@@ -24,6 +24,7 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
+from facetrain.data.beside_dataset import TRAINING_SET
 from facetrain.data.dataset import (
     DatasetView,
     FaceDataset,
@@ -234,8 +235,9 @@ def open_mixture(
         if place.suffix.lower() in MIXTURE_SUFFIXES:
             raise DataError(f"{path}: {entry.path} is itself a mixture; list its datasets here")
         selected = _select_images(open_dataset(place), entry, path)
+        origin = place.parent if place.name == TRAINING_SET else place
         is_repeated = (
-            place.samefile(other) and np.isin(_identities(selected), _identities(before)).any()
+            origin.samefile(other) and np.isin(_identities(selected), _identities(before)).any()
             for other, before in chosen
         )
         if content.heads == "joined" and any(is_repeated):
@@ -243,7 +245,7 @@ def open_mixture(
                 f"{path}: {entry.path} is listed twice with the same identities, which would have two classes each; "
                 "list it once, with a weight, or use `heads: separate`"
             )
-        chosen.append((place, selected))
+        chosen.append((origin, selected))
         dataset = drop_small_identities(selected, place)
         if not images_per_epoch([dataset.num_images], [entry.weight])[0]:
             raise DataError(

@@ -237,6 +237,7 @@ def test_prefetching_reaches_the_datasets_of_a_mixture_and_of_a_subset():
         ("datasets: [{path: one, without: zero.txt}, {path: one, without: two.txt}]", "one is listed twice"),
         ("datasets: [{path: one}, {path: two/../one}]", "two/../one is listed twice"),
         ("datasets: [{path: 's3://me:word@bucket/x'}]", r"mix\.yaml: s3://bucket/x: give its credentials by the env"),
+        ("datasets: [{path: one}, {path: one/train.rec}]", "one/train.rec is listed twice"),
         ("datasets:\n- path: one\n  path: two\n", "line 3"),
         ("datasets: [{path: one, weight: -1}]", r"datasets\.0\.weight is -1"),
         ("datasets: [{path: two}, {path: one, weight: 0.08}]",
