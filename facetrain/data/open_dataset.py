@@ -58,7 +58,12 @@ def open_dataset(
         DataError: if the folder does not exist, contains no dataset, or the dataset is inconsistent.
     """
     path = path if isinstance(path, Path) else Path(path)
-    if is_mixture(path):
+    format = None if is_mixture(path) else _format_of(path)
+    if root is not None and (format is None or format.open is not open_list):
+        raise DataError(
+            f"{path}: --images is the folder of the paths in a list file, and this is none; remove it"
+        )
+    if format is None:
         try:
             return open_mixture(
                 path,
@@ -69,11 +74,6 @@ def open_dataset(
         except DataError as error:
             # The paths in the file come from other people, and are in the messages of all formats.
             raise type(error)(printable(str(error))) from error
-    format = _format_of(path)
-    if root is not None and format.open is not open_list:
-        raise DataError(
-            f"{path}: --images is the folder of the paths in a list file, and this is none; remove it"
-        )
     try:
         dataset = open_list(path, root) if format.open is open_list else format.open(path)
     except DataError:

@@ -61,6 +61,14 @@ def test_the_files_that_facetrain_writes_into_an_image_folder_are_not_left_out_o
     assert [file.name for file in open_dataset(tmp_path, with_landmarks=False).skipped] == ["notes.csv"]
 
 
+def test_a_folder_of_the_images_of_a_list_is_refused_with_a_mixture(tmp_path):
+    (tmp_path / "mix.yaml").write_text("datasets: [{path: absent}]")
+    with pytest.raises(
+        DataError, match="--images is the folder of the paths in a list file, and this is none"
+    ):
+        open_dataset(tmp_path / "mix.yaml", root=tmp_path)
+
+
 @pytest.mark.parametrize("part", ["backup.tar", "x.tar.gz", "a.parquet", "data.mdb"])
 def test_photos_beside_a_part_of_another_dataset_are_not_left_out_silently(tmp_path, part):
     for name in ("ann", "bob"):
