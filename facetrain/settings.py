@@ -21,7 +21,10 @@ Positive = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[int, Field(ge=0)]
 PathText = Annotated[str, Field(min_length=1)]
 """Path or address. An empty text would be the current folder in one place, and no path in another."""
-ImageSize = Annotated[int, Field(ge=16, le=1024)]
+_LARGEST_SIDE = 1024
+Side = Annotated[int, Field(gt=0, le=_LARGEST_SIDE)]
+"""Pixels to which images are shrunk."""
+ImageSize = Annotated[int, Field(ge=16, le=_LARGEST_SIDE)]
 """Width and height of images in pixels."""
 
 

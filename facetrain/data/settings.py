@@ -7,7 +7,16 @@ from typing import Literal
 
 from facetrain.data.formats.names import DATASET_SUFFIXES
 from facetrain.remote.address import without_version
-from facetrain.settings import ImageSize, NotNegative, OwnPart, PathText, Positive, Probability, Settings
+from facetrain.settings import (
+    ImageSize,
+    NotNegative,
+    OwnPart,
+    PathText,
+    Positive,
+    Probability,
+    Settings,
+    Side,
+)
 
 CACHE_BYTES = 16 << 30
 """Size of the cache of `s3://` and `gs://` datasets, unless another one is chosen."""
@@ -40,7 +49,7 @@ class AugmentSettings(Settings):
     """Probability of AdaFace's crop: a part of the image stays at its place, the rest is black. AdaFace: 0.2."""
     low_resolution: Probability = 0.0
     """Probability of shrinking the image and enlarging it again."""
-    low_resolution_sizes: tuple[Positive, ...] = ()
+    low_resolution_sizes: tuple[Side, ...] = ()
     """Sides in pixels to which `low_resolution` shrinks images, each with the same probability. []: 50, 60, 70 and 80 %
     of the image's side."""
     resample: Probability = 0.0

@@ -129,6 +129,7 @@ def test_an_invalid_file_gives_one_line_that_names_the_place(tmp_path, text, mes
         ("eval: {targets: lfw}", ['eval.targets: Input should be a list, such as [a, b], not "lfw"']),
         ("data: {train: x, augment: {blur: yes}}", ["data.augment.blur", "true is a truth value"]),
         ("data: {train: x, workers: off}", ["data.workers", "false is a truth value"]),
+        ("data: {train: x, augment: {low_resolution_sizes: [8, 1025]}}", ["low_resolution_sizes[1]", "1025"]),
         ("optim: {schedule: steps, milestones: [on, 2]}", ["optim.milestones", "true is a truth value"]),
         ("model: {lr_factors: {a: on}}", ["model.lr_factors", "true is a truth value"]),
         (
