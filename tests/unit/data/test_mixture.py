@@ -6,7 +6,14 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from facetrain.data.dataset import SubsetDataset, identity_name, identity_names, image_places, photo_landmarks
+from facetrain.data.dataset import (
+    SubsetDataset,
+    evenly_spread,
+    identity_name,
+    identity_names,
+    image_places,
+    photo_landmarks,
+)
 from facetrain.data.loading.sampler import MixtureSampler, SampleOrder, build_sampler, epoch_size
 from facetrain.data.mixture import DatasetHead, MixtureDataset, images_per_epoch, read_identities
 from facetrain.data.open_dataset import open_dataset
@@ -33,7 +40,8 @@ def test_a_mixture_keeps_identities_apart_and_can_exclude_some(tmp_path):
     # A reading process gets the images without the labels.
     sent = pickle.loads(pickle.dumps(dataset))
     assert [sent.read(number) for number in range(6)] == [data for _, data in images_of(dataset)]
-    assert not hasattr(sent, "labels") and sent.location(3) == dataset.location(3)
+    assert not hasattr(sent, "labels") and not hasattr(sent.datasets[0], "identities")
+    assert sent.location(3) == dataset.location(3)
 
 
 def test_a_mixture_describes_its_choices_by_their_contents(tmp_path):
@@ -269,12 +277,18 @@ def test_an_invalid_mixture_file_is_refused(tmp_path, text, message):
         open_dataset(mixture(tmp_path, text))
 
 
-def test_a_choice_of_identities_without_images_is_refused(tmp_path):
+def test_a_choice_of_identities_without_images_alone_is_refused(tmp_path):
     path = mixture(tmp_path, "datasets: [{path: one, identities: four.txt}]")
     (tmp_path / "one" / "property").write_text("5,16,16\n")
     (tmp_path / "four.txt").write_text("4\n")
     with pytest.raises(DataError, match="leave no identity of one"):
         open_dataset(path)
+    (tmp_path / "four.txt").write_text("4\n1\n")
+    assert (found := open_dataset(path)).labels.tolist() == [0, 0, 0] and found.num_classes == 2
+
+
+def test_images_are_chosen_at_equal_distances():
+    assert [evenly_spread(*each) for each in ((10, 4), (3, 9), (0, 4))] == [[0, 2, 5, 7], [0, 1, 2], []]
 
 
 @pytest.mark.parametrize(
