@@ -12,7 +12,9 @@ from facetrain.data.dataset import (
     identity_name,
     identity_names,
     image_places,
+    image_sizes,
     photo_landmarks,
+    read_afresh,
 )
 from facetrain.data.loading.sampler import MixtureSampler, SampleOrder, build_sampler, epoch_size
 from facetrain.data.mixture import DatasetHead, MixtureDataset, images_per_epoch, read_identities
@@ -219,7 +221,8 @@ def test_photos_of_one_dataset_have_landmarks_and_the_images_of_the_others_none(
     path = mixture(tmp_path, "datasets: [{path: two}, {path: photos.lst}]")
     (tmp_path / "a.png").write_bytes(encoded_image(0))
     (tmp_path / "photos.lst").write_text("0\ta.png\t0\t" + "\t".join(map(str, range(14))) + "\n")
-    points = photo_landmarks(open_dataset(path))
+    points = photo_landmarks(mixed := open_dataset(path))
+    assert (photo_landmarks(SubsetDataset(mixed, [2])) == points[4:]).all()
     assert np.isnan(points[:4]).all() and points[4].tolist() == [[x, x + 5] for x in range(4, 9)]
 
 
@@ -285,6 +288,15 @@ def test_a_choice_of_identities_without_images_alone_is_refused(tmp_path):
         open_dataset(path)
     (tmp_path / "four.txt").write_text("4\n1\n")
     assert (found := open_dataset(path)).labels.tolist() == [0, 0, 0] and found.num_classes == 2
+
+
+def test_a_subset_has_labels_in_order_sizes_of_its_images_and_nothing_to_fetch_again(tmp_path):
+    one = open_dataset(write_records(tmp_path, [0, 0, 1, 1, 1, 2]))
+    subset = SubsetDataset(one, [2, 0])
+    assert subset.labels.tolist() == [0, 0, 1]
+    assert (image_sizes(subset, np.arange(3)) == one.sizes(np.array([0, 1, 5]))).all()
+    assert (one.sizes(np.array([5])) != one.sizes(np.array([2]))).any(), "another image has another range"
+    assert read_afresh(subset, 0) is None
 
 
 def test_images_are_chosen_at_equal_distances():
