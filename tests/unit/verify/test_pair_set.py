@@ -144,6 +144,12 @@ def test_the_suffixes_of_a_set_may_be_in_upper_case(tmp_path, name):
     assert found.name == "LFW" and found.images == IMAGES and found.groups is None
 
 
+def test_zeros_after_a_packed_set_are_padding(tmp_path):
+    write_bin(tmp_path / "own.bin", IMAGES, SAME)
+    (tmp_path / "own.xz").write_bytes(lzma.compress((tmp_path / "own.bin").read_bytes()) + bytes(8))
+    assert load_pair_set(str(tmp_path / "own.xz"), tmp_path).images == IMAGES
+
+
 def test_a_packed_file_that_grows_too_much_is_refused(tmp_path):
     packed = lzma.compress(bytes(1 << 22))
     (tmp_path / "own.xz").write_bytes(packed)
