@@ -170,9 +170,10 @@ def test_images_without_a_name_are_not_taken_for_one_person(tmp_path):
 
 
 @pytest.mark.parametrize("values", [500, 501])
-def test_a_column_of_up_to_500_values_is_a_slice(tmp_path, values):
+def test_a_column_of_up_to_500_values_is_a_slice(tmp_path, capsys, values):
     found = read(tmp_path, ["x", "y"], [[number, "a"] for number in range(values)], values)
     assert found.columns.keys() == ({"x", "y"} if values == 500 else {"y"})
+    assert ("the column x has" in capsys.readouterr().err) == (values == 501)
 
 
 @pytest.mark.parametrize("rows", [1, 4, 7])
