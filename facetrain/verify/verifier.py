@@ -50,18 +50,18 @@ class Verifier:
     def __call__(self, model: nn.Module) -> Iterator[tuple[str, Result]]:
         """Yield the name and the result of each set. Collective."""
         with evaluation_mode(model):
+            embedder = self._embedder(model)
             # As `facetrain eval` does, so that both report the same numbers.
-            network = inference_network(model, self._embedder(model).device)
+            embedder = replace(embedder, network=inference_network(model, embedder.device))
             for pairs in self.sets:
-                yield pairs.name, self.score(network, pairs)
+                yield pairs.name, self.score(embedder, pairs)
 
-    def score(self, model: Callable[[Tensor], Tensor], pairs: PairSet) -> Result:
+    def score(self, embedder: ImageEmbedder, pairs: PairSet) -> Result:
         """Return the result of one set. Collective.
 
         Embeddings that are not finite give accuracy 0 instead of an error: the training loop stops a run
         that has diverged, with a message about the step.
         """
-        embedder = self._embedder(model)
         if self._progress:
             embedder = replace(embedder, progress=partial(self._progress, pairs.name))
         plain, mirrored = embedder.embed_plain_and_mirrored(

@@ -91,7 +91,7 @@ def test_pairs_are_embedded_with_the_landmarks_beside_the_set(network, landmarks
     found = embedder.embed_plain_and_mirrored(pairs.images, name="val", landmarks=pairs.landmarks)
     verified = Verifier([pairs], partial(ImageEmbedder, image_size=32, batch_size=5, device=CPU))
     expected_result = verification_result(*found, pairs, draws=Draws(0))
-    assert verified.score(network, pairs).metrics == expected_result.metrics
+    assert verified.score(embedder, pairs).metrics == expected_result.metrics
     landmarks[3] = NORMALIZED_TEMPLATE
     for embedding, mirrored in zip(found, (False, True), strict=True):
         np.testing.assert_allclose(embedding, expected(network, landmarks, mirrored=mirrored), atol=1e-5)

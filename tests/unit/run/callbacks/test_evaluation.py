@@ -47,7 +47,7 @@ def test_a_verification_is_recorded_at_once_and_the_hardest_pairs_of_the_last_on
     assert not path.exists(), "the first step must not wait for it"
     assert 0 <= state.metrics["lfw/accuracy"] <= 1
     assert "lfw/tar@1e-06" not in state.metrics, "20 pairs cannot measure this rate"
-    result = evaluation.verifier.score(state.backbone.eval(), pairs)
+    result = evaluation.verifier.score(embedder_of(state.backbone.eval()), pairs)
     evaluation.write_pairs(state)
     shown = VerifiedPairs.model_validate_json(path.read_bytes())
     assert shown.step == 1 and list(shown.sets) == ["lfw"]
