@@ -164,17 +164,17 @@ def compare(
 
     opened = load_model(model, device, detector)
     threshold = opened.stored_threshold(fmr)
-    compared = opened.compare(first, second, min_quality=min_quality)
+    limit = threshold.cosine if threshold else None
+    compared = opened.compare(first, second, threshold=limit, min_quality=min_quality)
     cosine = compared.cosine
-    same = threshold and cosine >= threshold.cosine
     if as_json:
-        decision = {"same": same, "threshold": asdict(threshold)} if threshold else {}
+        decision = {"same": compared.same, "threshold": asdict(threshold)} if threshold else {}
         quality = [None if math.isnan(each) else each for each in compared.quality]
         typer.echo(json.dumps({"cosine": cosine, "quality": quality} | decision))
         return
     line = f"cosine similarity {cosine:.4f}"
     if threshold:
-        verdict = "same person" if same else "different people"
+        verdict = "same person" if compared.same else "different people"
         line += (
             f": {verdict} at FMR {threshold.fmr:g} (threshold {threshold.cosine:.4f}, from {threshold.data})"
         )
