@@ -9,9 +9,11 @@ Nothing is measured: each time is a number of bytes or operations, divided by a 
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from benchmarks.head_traffic import passed_bytes
 
@@ -158,12 +160,12 @@ def draw(path: Path, rates: Rates) -> None:
         figure.savefig(path, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
 
 
-def main() -> None:
-    """Print the tables; draw the figure to the path of the command line."""
-    if len(sys.argv) > 1:
-        draw(Path(sys.argv[1]), Rates())
+def main(figure: Annotated[Path | None, typer.Argument(help="SVG file to draw.")] = None) -> None:
+    """Print the tables, and draw the figure."""
+    if figure is not None:
+        draw(figure, Rates())
     print(tables(Rates()))
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

@@ -1,5 +1,9 @@
 """The formulas of docs/scale.md beside what the head does."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -24,6 +28,13 @@ def test_the_operations_of_the_head_are_those_of_a_step_that_recomputes(sample_r
 
 def test_the_page_has_the_tables_that_the_script_prints():
     assert tables(Rates()) in (ROOT / "docs" / "scale.md").read_text()
+
+
+def test_the_help_draws_no_figure_of_its_name(tmp_path):
+    program = [sys.executable, "-m", "benchmarks.scale_figure", "--help"]
+    variables = os.environ | {"PYTHONPATH": str(ROOT)}
+    printed = subprocess.run(program, cwd=tmp_path, env=variables, check=True, capture_output=True).stdout
+    assert b"Usage: " in printed and not [*tmp_path.iterdir()]
 
 
 def test_the_figure_is_drawn_with_its_texts(tmp_path):
