@@ -63,7 +63,7 @@ class PositionalFile:
         """Ask the operating system to read a range into its cache, or threads to fetch that range of an object."""
         if self._object:
             self._object.prefetch(offset, count)
-        else:
+        elif count:  # 0 would be the whole rest of the file
             os.posix_fadvise(self._file, offset, count, os.POSIX_FADV_WILLNEED)
 
 

@@ -1,3 +1,4 @@
+import os
 import pickle
 
 import numpy as np
@@ -30,6 +31,16 @@ def test_images_are_read_at_their_places_and_neighbors_are_announced_in_one_requ
     )
     catalog.prefetch(0, 4)
     assert requests == [("a", 0, 20), ("a", (1 << 20) + 20, 10), ("b", 0, 10)]
+
+
+def test_an_image_without_bytes_does_not_announce_the_rest_of_its_file(tmp_path, monkeypatch):
+    (tmp_path / "a").write_bytes(bytes(10))
+    requests = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda file, *place: requests.append(place[:2]))
+    columns = Columns.of(label=np.zeros(1, np.int32), offset=np.array([2]), size=np.array([0]))
+    CatalogDataset(tmp_path, [tmp_path / "a"], columns).prefetch(0, 1)
+    PositionalFile(tmp_path / "a").prefetch_bytes(2, 3)
+    assert requests == [(2, 3)]
 
 
 def test_a_pickled_catalog_has_no_open_files_and_no_names(catalog):
