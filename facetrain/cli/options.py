@@ -10,6 +10,7 @@ import typer
 
 from facetrain.cli.outputs import echo_line
 from facetrain.cli.progress_bar import progress_bar
+from facetrain.data.settings import SET_SUFFIXES
 from facetrain.embeddings.inference import Inference
 from facetrain.remote.address import is_read_in_place, is_remote, public
 from facetrain.verify.metrics.draws import LEAST_DRAWS
@@ -28,14 +29,14 @@ def local_file(text: str) -> Path:
 
 
 def local_dataset(text: str) -> Path:
-    """Return the local path of a dataset; one of an object store, but not a .bin there, is read in place.
+    """Return the local path of a dataset; one of an object store, but no verification set there, is read in place.
 
     Raises:
         FacetrainError: as `local_file`.
     """
     from facetrain.data.remote_dataset import dataset_path
 
-    if is_read_in_place(text) and not text.endswith(".bin"):
+    if is_read_in_place(text) and not text.lower().endswith(SET_SUFFIXES):
         return dataset_path(text)
     return local_file(text)
 

@@ -1,17 +1,20 @@
 """`facetrain data …`: output and exit codes."""
 
 import json
+import lzma
 import shlex
 import signal
 
 import pytest
 
+from facetrain.cli.options import local_dataset
 from facetrain.data.formats.bin import read_bin, write_bin
 from facetrain.data.images.header import read_header
 from facetrain.data.open_dataset import open_dataset
 from facetrain.files import scratch_path
 from tests.support.command import facetrain, output_of, refusal, start
 from tests.support.datasets import damage_records, encoded_image, write_records
+from tests.support.object_store import upload
 from tests.support.waiting import wait_until
 
 
@@ -225,6 +228,15 @@ def test_inspect_takes_a_rec_and_a_bin(photos, data, tmp_path):
     assert "20 pairs, 10 of one person" in found and "16×16 (40)" in found
     assert "pairs 0, 1, 2," in (tmp_path / "pairs.html").read_text()
     assert json.loads(run("inspect", tmp_path / "val.bin", "--json"))["formats"] == {"PNG": 40}
+
+
+def test_a_set_of_a_store_is_downloaded_for_inspect(object_store, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    write_bin(tmp_path / "lfw.bin", [encoded_image(n) for n in range(4)], [True, False])
+    (tmp_path / "sets").mkdir()
+    (tmp_path / "sets" / "lfw.XZ").write_bytes(lzma.compress((tmp_path / "lfw.bin").read_bytes()))
+    images, same = read_bin(local_dataset(f"{upload(tmp_path / 'sets')}/lfw.XZ"))
+    assert len(images) == 4 and same.tolist() == [True, False]
 
 
 def test_inspect_says_why_images_have_no_format(tmp_path):
