@@ -113,5 +113,5 @@ def _sample_distinct(sample: Callable[[], ImagePair], count: int, folder: Path) 
             return list(pairs)
     raise DataError(
         f"{folder}: a fold has only {len(pairs):,} different pairs of the {count:,} that are needed; "
-        "ask for fewer pairs (--count)"
+        f"ask for at most {2 * FOLDS * len(pairs):,} (--count)"
     )

@@ -39,7 +39,7 @@ def test_sampled_pairs_are_different_half_genuine_and_folds_share_no_identity(tm
         (20, 30, "^--count 30: .* multiple of 20"),
         (20, 0, "multiple of 20"),
         (19, 20, "19 identities"),
-        (20, 200, "ask for fewer"),
+        (20, 200, r"ask for at most 40 \(--count\)"),
     ],
 )
 def test_more_pairs_than_a_dataset_has_are_refused(tmp_path, identities, pairs, message):
