@@ -1,3 +1,4 @@
+import os
 import pickle
 import struct
 import subprocess
@@ -85,6 +86,13 @@ def test_images_are_streamed_to_the_file_and_an_interrupted_write_leaves_no_file
     with pytest.raises(KeyboardInterrupt):
         write_bin(tmp_path / "a.bin", one_missing(), [True, False])
     assert not list(tmp_path.iterdir())
+
+
+def test_a_set_is_on_the_disk_before_it_appears(tmp_path, monkeypatch):
+    path, synced = tmp_path / "a.bin", []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append((os.fstat(file).st_size, path.exists())))
+    write_bin(path, IMAGES, [True, False])
+    assert synced == [(path.stat().st_size, False)]
 
 
 class Evil:
