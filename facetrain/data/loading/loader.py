@@ -115,7 +115,12 @@ class Loader:
         self._world = world
         self._next_step, self._stop_step = start_step, stop_step
         self._is_first_step = True
-        rows = settings.local_batch_size * settings.accumulate
+        first_A1 = (
+            np.arange(settings.accumulate)[:, None] * world.size + world.rank
+        ) * settings.local_batch_size
+        self._rows_N = (first_A1 + np.arange(settings.local_batch_size)).ravel()
+        """Rows of this rank in a global batch. The order of the others' images is not computed."""
+        rows = len(self._rows_N)
         self._steps_ahead = max(
             _STEPS_AHEAD, math.ceil(_REQUESTS_AHEAD * settings.workers * REQUEST_ROWS / rows)
         )
@@ -190,17 +195,11 @@ class Loader:
             for first, count in ranges:
                 prefetch_images(self._dataset, first, count)
             self._is_first_step = False
-            sample = self._local_part(self._sampler.batch(self._next_step))
-            repeats = self._sampler.repeats(self._next_step)
-            repeat = None if repeats is None else self._local_part(repeats)
+            sample = self._sampler.batch(self._next_step, self._rows_N)
+            repeat = self._sampler.repeats(self._next_step, self._rows_N)
             # On the CPU, a batch that the caller still holds is a view of its slot.
             slot = next(slot for slot in self._free if self._prefetcher.is_free(slot))
             self._free.remove(slot)
             self._pool.submit(slot, sample)
             self._pending.append((self._next_step, slot, sample, repeat))
             self._next_step += 1
-
-    def _local_part(self, index_G: np.ndarray) -> np.ndarray:
-        """Return this rank's part of a global batch, micro-batch by micro-batch: int64 (accumulate · B,)."""
-        grid = index_G.reshape(self._settings.accumulate, self._world.size, self._settings.local_batch_size)
-        return np.ascontiguousarray(grid[:, self._world.rank]).reshape(-1)

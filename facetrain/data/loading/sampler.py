@@ -53,6 +53,10 @@ def permute_blocks(position: np.ndarray, length: int, key: int, block: int) -> n
     return out
 
 
+def _or_all(rows_N: np.ndarray | None, count: int) -> np.ndarray:
+    return np.arange(count) if rows_N is None else rows_N
+
+
 def _feistel(value: np.ndarray, half_bits: int, keys: list[np.uint64]) -> np.ndarray:
     shift, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
     left, right = value >> shift, value & mask
@@ -108,16 +112,16 @@ class GlobalSampler:
         """Return the epoch of a step, from 0."""
         return self._epoch_and_place(step)[0]
 
-    def batch(self, step: int) -> np.ndarray:
-        """Return the dataset indices of a step: int64 (global_batch_size,)."""
+    def batch(self, step: int, rows_N: np.ndarray | None = None) -> np.ndarray:
+        """Return the dataset indices of a step, or of some rows of its global batch: int64 (N,)."""
         epoch, within = self._epoch_and_place(step)
-        position = np.arange(within * self.global_batch_size, (within + 1) * self.global_batch_size)
+        position = within * self.global_batch_size + _or_all(rows_N, self.global_batch_size)
         if self._mode == "full":
             return permute(position, self.num_images, key_of(self._seed, epoch))
         return self._shuffled_in_blocks(position, epoch)
 
-    def repeats(self, step: int) -> np.ndarray | None:
-        """Return how often the epoch has shown each image of a step before: int64 (global_batch_size,); None: never."""
+    def repeats(self, step: int, rows_N: np.ndarray | None = None) -> np.ndarray | None:
+        """Return how often the epoch has shown each image of `batch` before: int64 (N,); None: never."""
         return None
 
     def ranges_to_prefetch(self, step: int, *, is_first_step: bool) -> Iterator[tuple[int, int]]:
@@ -183,26 +187,28 @@ class MixtureSampler(GlobalSampler):
         self._first_position = np.cumsum(self._per_epoch) - self._per_epoch
         self._first_index = np.cumsum(self._counts) - self._counts
 
-    def batch(self, step: int) -> np.ndarray:
-        """Return the dataset indices of a step: int64 (global_batch_size,)."""
-        return self._index_of(super().batch(step), self.epoch(step))
+    def batch(self, step: int, rows_N: np.ndarray | None = None) -> np.ndarray:
+        """Return the dataset indices of a step, or of some rows of its global batch: int64 (N,)."""
+        return self._index_of(super().batch(step, rows_N), self.epoch(step))
 
-    def repeats(self, step: int) -> np.ndarray | None:
-        """Return how often the epoch has shown each image of a step before: int64 (global_batch_size,); None: never.
+    def repeats(self, step: int, rows_N: np.ndarray | None = None) -> np.ndarray | None:
+        """Return how often the epoch has shown each image of `batch` before: int64 (N,); None: never.
 
         In an epoch that begins within a pass, every image of the next pass counts as shown before.
         """
-        epoch, repeat = self.epoch(step), np.zeros(self.global_batch_size, np.int64)
-        for dataset, rows, position in self._by_dataset(super().batch(step), epoch):
+        epoch, shuffled = self.epoch(step), super().batch(step, rows_N)
+        repeat = np.zeros(len(shuffled), np.int64)
+        for dataset, rows, position in self._by_dataset(shuffled, epoch):
             count, per_epoch = int(self._counts[dataset]), int(self._per_epoch[dataset])
             repeat[rows] = position // count - epoch * per_epoch // count
         return repeat if repeat.any() else None
 
     def ranges_to_prefetch(self, step: int, *, is_first_step: bool) -> Iterator[tuple[int, int]]:
         """Yield (first index, count) of the ranges to read in advance, as they are in the datasets."""
-        for start, count in super().ranges_to_prefetch(step, is_first_step=is_first_step):
-            index = self._index_of(np.arange(start, start + count), self.epoch(step))
-            yield from consecutive_ranges(index)
+        ranges = super().ranges_to_prefetch(step, is_first_step=is_first_step)
+        # Of all ranges at once: of each of a thousand blocks by itself, it would take ten times as long.
+        if positions := [np.arange(start, start + count) for start, count in ranges]:
+            yield from consecutive_ranges(self._index_of(np.concatenate(positions), self.epoch(step)))
 
     def _index_of(self, position: np.ndarray, epoch: int) -> np.ndarray:
         """Map positions in the unshuffled epoch (all of dataset 0, then of dataset 1, …) to dataset indices."""

@@ -92,3 +92,15 @@ def test_every_window_has_another_order():
 def test_a_dataset_smaller_than_a_global_batch_is_refused():
     with pytest.raises(DataError, match="3 images .*batch of 4"):
         GlobalSampler(3, SampleOrder(seed=0, global_batch_size=4))
+
+
+@pytest.mark.parametrize("mode", ["full", "blocks"])
+def test_rows_of_a_batch_are_those_of_the_whole_batch(mode):
+    order = SampleOrder(seed=1, global_batch_size=12, mode=mode, block=4, window=2)
+    rows = np.array([7, 2, 11])
+    for sampler in (GlobalSampler(100, order), MixtureSampler([40, 9], [0.5, 3], order)):
+        for step in range(2 * sampler.steps_per_epoch):
+            assert sampler.batch(step, rows).tolist() == sampler.batch(step)[rows].tolist()
+            part, whole = (sampler.repeats(step, each) for each in (rows, None))
+            assert part is None or part.tolist() == whole[rows].tolist()
+            assert part is not None or whole is None or not whole[rows].any()
