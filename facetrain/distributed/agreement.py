@@ -28,6 +28,9 @@ from facetrain.own_parts import line_of
 # torch raises a plain RuntimeError if a process group fails: only its text differs from other errors.
 _TIMED_OUT = ("imed out", "imeout")
 _LOST = (*_TIMED_OUT, "onnection", "NCCL", "gloo", "reset by peer")
+_NCCL_ERROR = "NCCL error in"
+_NCCL_CONSEQUENCES = ("ncclRemoteError", "was aborted")
+"""Errors of NCCL that another rank has caused."""
 _PATIENCE_S = 3.0
 """Ranks wait for the same collective, and therefore time out within moments of each other."""
 _POLL_S = 0.1
@@ -62,6 +65,12 @@ def explain_failures(world: World | Ranks, timeout_s: float) -> Iterator[None]:
         # A fault of the program keeps its traceback; only failures of the group are put into words here.
         if world.size == 1 or not any(word in reason for word in _LOST) or _is_of_part(error):
             raise
+        if _NCCL_ERROR in reason and not any(word in reason for word in _NCCL_CONSEQUENCES):
+            # Of this rank, such as a full /dev/shm. Without its number: one line is enough if all ranks have it. What
+            # NCCL has logged last tells most, and is at the end of a long text.
+            last = " ".join(str(error).partition("Last error:")[2].split())
+            reason = f"NCCL error: {last}" if last else reason
+            raise RunError(f"{reason}; earlier checkpoints are intact") from error
         raise _group_error(world, timeout_s, reason) from error
 
 
@@ -74,13 +83,19 @@ def _is_of_part(error: BaseException) -> bool:
     return bool(line_of(error)) and not of_group
 
 
-def _group_error(world: World | Ranks, timeout_s: float, reason: str) -> RankError:
+def _group_error(world: World | Ranks, timeout_s: float, reason: str) -> RunError:
     """Return the error of this rank for a broken group. The first rank that still answers names the others."""
-    silent = silent_ranks(world.rendezvous_id, world.rank, world.size, _PATIENCE_S)
-    speaker = min(set(range(world.size)) - set(silent))
+    found = silent_ranks(world.rendezvous_id, world.rank, world.size, _PATIENCE_S)
+    silent = found or {}
     # One voice: every rank that still answers finds the same silent ones, and the smallest of them speaks.
-    if not any(word in reason for word in _TIMED_OUT) or speaker != world.rank:
+    if world.rank != min(set(range(world.size)) - set(silent)):
         return LostRankError(reason)
+    if not any(word in reason for word in _TIMED_OUT):
+        # A rank that is lost has said why, or its watchdog does. If none is, nobody knows another reason.
+        all_alive = (
+            f"the ranks have lost each other, and all are alive: {reason}; earlier checkpoints are intact"
+        )
+        return RunError(all_alive) if found == {} else LostRankError(reason)
     names = "; ".join(f"rank {rank} ({place})" for rank, place in silent.items()) or "another rank"
     return RankError(
         f"{names} did not answer rank {world.rank} for {timeout_s:.0f} s (train.timeout_s): "
@@ -88,11 +103,11 @@ def _group_error(world: World | Ranks, timeout_s: float, reason: str) -> RankErr
     )
 
 
-def silent_ranks(rendezvous_id: str, rank: int, world_size: int, patience_s: float) -> dict[int, str]:
+def silent_ranks(rendezvous_id: str, rank: int, world_size: int, patience_s: float) -> dict[int, str] | None:
     """Report that this rank is alive, and return the ranks that do not report so in time, with their places.
 
-    Every rank that has lost the others calls this, and all of them notice at about the same moment. The result is empty
-    if the store does not answer: its process is stopped or gone, which the watchdogs report.
+    Every rank that has lost the others calls this, and all of them notice at about the same moment. None: the store
+    does not answer, because its process is stopped or gone, which the watchdogs report.
     """
     answers: SimpleQueue[dict[int, str]] = SimpleQueue()
 
@@ -104,7 +119,7 @@ def silent_ranks(rendezvous_id: str, rank: int, world_size: int, patience_s: flo
     threading.Thread(target=ask, daemon=True).start()
     with suppress(Empty):
         return answers.get(timeout=patience_s + _STORE_ANSWERS_WITHIN_S)
-    return {}
+    return None
 
 
 def _wait_for_reports(rendezvous_id: str, rank: int, world_size: int, patience_s: float) -> dict[int, str]:

@@ -51,7 +51,7 @@ def data_parallel(network: nn.Module, device: torch.device, accumulate: int) -> 
     return DistributedDataParallel(
         network,
         device_ids=[device] if device.type == "cuda" else None,
-        # Gradients live in DDP's buckets: no second copy of them.
+        # Gradients live in DDP's buckets: no second copy of them. Micro-batches before the last one have another.
         gradient_as_bucket_view=True,
         # A static graph must exchange gradients in every backward pass. With gradient accumulation only the
         # last micro-batch does.

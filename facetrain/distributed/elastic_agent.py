@@ -172,7 +172,7 @@ def _exit_code(error: ChildFailedError) -> int:
     raise LaunchError(
         f"the ranks of this host ended: {lost}"
         if lost
-        else "the ranks of this host ended because a rank of another host is lost; see its output for the reason"
+        else "the ranks of this host ended because another rank is lost; its output, or that of its host, says why"
     )
 
 

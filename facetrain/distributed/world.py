@@ -94,7 +94,11 @@ def pick_device(name: str, local_rank: int, *, cpu_setting: str) -> torch.device
     if local_rank >= count:
         raise UsageError(
             f"local rank {local_rank} has no GPU: this machine has {count}; "
-            + (f"start at most {count} processes on it, or use" if count else "use a machine with a GPU, or")
+            + (
+                f"start at most {count} processes on it, let CUDA_VISIBLE_DEVICES show each all GPUs, or use"
+                if count
+                else "use a machine with a GPU, or"
+            )
             + f" {cpu_setting}"
         )
     return torch.device("cuda", local_rank)

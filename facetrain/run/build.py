@@ -167,7 +167,8 @@ def build_network(
 ) -> tuple[TrainState, nn.Module]:
     """Build the state of a run before its first step, and its network for training steps. Collective."""
     identities = read_identities(config, world, source.num_classes, source)
-    # Each rank builds the whole backbone from the same seed, and its own part of the class centers: nothing is sent.
+    # Each rank builds the whole backbone from the same seed, and its own part of the class centers. DDP sends the
+    # backbone of rank 0 once more, which may differ in its last bits on a host with another processor.
     with fail_together(world):
         state = build_state(config, world, source.num_classes, schedule, folder, source, identities)
         # All labels now, on the host: on a GPU, the head does not check those of a step.

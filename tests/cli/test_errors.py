@@ -109,7 +109,11 @@ def test_without_a_gpu_the_advice_names_the_option_of_the_command(line, monkeypa
     ("count", "advice"),
     [
         (0, "this machine has 0; use a machine with a GPU, or train.device: cpu"),
-        (2, "this machine has 2; start at most 2 processes on it, or use train.device: cpu"),
+        (
+            2,
+            "this machine has 2; start at most 2 processes on it, let CUDA_VISIBLE_DEVICES show each all GPUs, or use "
+            "train.device: cpu",
+        ),
     ],
 )
 def test_a_rank_without_a_gpu_gets_the_advice_of_its_command(count, advice, monkeypatch):

@@ -10,7 +10,7 @@ from facetrain.distributed import agreement
 from facetrain.distributed.agreement import explain_failures, silent_ranks
 from facetrain.distributed.rendezvous import register_rank
 from facetrain.distributed.world import World
-from facetrain.errors import LostRankError, RunError
+from facetrain.errors import LostRankError, RankError, RunError
 from tests.support.ranks import run_ranks
 
 
@@ -36,7 +36,7 @@ def test_a_store_that_does_not_answer_names_no_rank(monkeypatch):
     monkeypatch.setattr("facetrain.distributed.agreement._STORE_ANSWERS_WITHIN_S", 0.1)
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "1")
-    assert silent_ranks("id", 1, 2, 0.1) == {}
+    assert silent_ranks("id", 1, 2, 0.1) is None
 
 
 def refused_by_the_gpu():
@@ -56,6 +56,42 @@ def test_too_little_memory_is_an_error_of_the_run_with_advice(fail):
     message = "rank 3: too little memory .*; `facetrain plan` lists"
     with pytest.raises(RunError, match=message), explain_failures(world, 60):
         fail()
+
+
+NCCL = "NCCL error in: ProcessGroupNCCL.cpp:94, {}, NCCL version 2.27.5\nLast error:\n{}"
+SHM = NCCL.format("unhandled system error", "Error while creating shared memory segment /dev/shm/nccl-AbCdEf")
+REMOTE = NCCL.format(
+    "remote process exited", "ncclRemoteError: A call failed possibly due to a network error"
+)
+
+
+@pytest.mark.parametrize(
+    ("reason", "rank", "silent", "kind", "text"),
+    [
+        (
+            SHM,
+            1,
+            {},
+            RunError,
+            "^NCCL error: Error while creating shared memory segment /dev/shm/nccl-AbCdEf;",
+        ),
+        (SHM.partition("Last error")[0], 1, {}, RunError, "^NCCL error in: .*unhandled system error"),
+        (REMOTE, 0, {1: "b"}, LostRankError, "ncclRemoteError"),
+        (REMOTE, 0, None, LostRankError, "ncclRemoteError"),
+        (REMOTE, 0, {}, RunError, "all are alive: .*ncclRemoteError"),
+        (REMOTE, 1, {}, LostRankError, "ncclRemoteError"),
+        ("Connection reset by peer", 0, {}, RunError, "all are alive: Connection reset"),
+        ("Timed out", 0, {1: "b"}, RankError, r"rank 1 \(b\) did not answer"),
+        ("Timed out", 1, {0: "a"}, RankError, r"rank 0 \(a\) did not answer"),
+        ("Timed out", 1, {}, LostRankError, "Timed out"),
+    ],
+)
+def test_one_rank_says_why_the_group_is_broken(monkeypatch, reason, rank, silent, kind, text):
+    monkeypatch.setattr(agreement, "silent_ranks", lambda *_: silent)
+    world = World(rank=rank, local_rank=rank, size=2, local_size=2, device=torch.device("cpu"))
+    with pytest.raises(RunError, match=text) as ended, explain_failures(world, 60):
+        raise RuntimeError(reason)
+    assert type(ended.value) is kind
 
 
 PART = """
@@ -103,7 +139,7 @@ def add_without_rank_1(folder):
         torch.distributed.destroy_process_group(group)  # rank 0 notices that the connection is closed
         return
     part = load_part(folder)
-    agreement.silent_ranks = lambda *_: {}  # there is no store of a rendezvous
+    agreement.silent_ranks = lambda *_: None  # there is no store of a rendezvous
     with pytest.raises(LostRankError), explain_failures(world_of(2), 60):
         part.adds(torch.zeros(1), group)
 
