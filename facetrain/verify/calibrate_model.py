@@ -18,8 +18,8 @@ from facetrain.distributed.world import join
 from facetrain.embeddings.embed_images import embed_images, open_embedder
 from facetrain.embeddings.image_inputs import LazySequence, image_location, read_input
 from facetrain.embeddings.inference import Inference
-from facetrain.errors import DataError, PairsError, UsageError
-from facetrain.files import write_fault
+from facetrain.errors import DataError, PairsError, RunError, UsageError
+from facetrain.files import stamp_of, write_fault
 from facetrain.models.embedding_model import EmbeddingModel, open_model
 from facetrain.models.model_file import THRESHOLDS_KEY, newest_model_file, save_model
 from facetrain.models.onnx_network import copy_with_metadata, has_external_data
@@ -70,6 +70,7 @@ def calibrate_model(
         UsageError: there is no file that can hold the thresholds, it is a download, or its folder is not writable.
         DataError: the data cannot be read, has no labels, has too few impostor pairs for one of the rates, or shows the
             people that the model was trained on.
+        RunError: the file was replaced while the images were embedded, or cannot be written.
     """
     path = _writable_model(model, output)
     images, labels = read_known_people(target, data_dir)
@@ -89,6 +90,9 @@ def calibrate_model(
             "pairs that an FMR of 1e-3 needs; use a larger set, or a higher --fmr"
         )
     inference = inference or Inference()
+    # The graph of an ONNX file is copied from the file, the weights of the others are in memory.
+    source = model if path is not None and path.suffix == ".onnx" else path
+    stamp = _stamp(source)
     with join(inference.device) as world:
         opened = open_model(model, world.device)
         refuse_training_images(images, target, model, opened.metadata)
@@ -96,8 +100,17 @@ def calibrate_model(
     name = os.path.basename(os.path.abspath(target))  # also of the current folder, "."
     thresholds = calibrate(unit_ND, labels, fmrs, data=name, draws=Draws(seed=seed))
     if path is not None and world.is_leader:
+        if _stamp(source) != stamp:
+            raise RunError(
+                f"{source}: was replaced meanwhile, and the thresholds do not hold for it; calibrate again"
+            )
         _store(thresholds, model, opened, path)
     return path, thresholds
+
+
+def _stamp(path: Path | None) -> list[int] | None:
+    """Return by what a change of a file is known; None if there is none."""
+    return stamp_of(path.stat()) if path is not None and path.exists() else None
 
 
 def _store(thresholds: list[Threshold], model: Path, opened: EmbeddingModel, path: Path) -> None:

@@ -10,7 +10,7 @@ from facetrain.data.dataset import ImageSubset
 from facetrain.data.formats.recordio import RecordHeader, RecordWriter
 from facetrain.data.open_dataset import open_dataset
 from facetrain.embeddings.inference import Inference
-from facetrain.errors import DataError, ModelError, UsageError
+from facetrain.errors import DataError, ModelError, RunError, UsageError
 from facetrain.models.embedding_model import open_model
 from facetrain.models.export.export import export
 from facetrain.models.export.formats import ExportOptions
@@ -207,6 +207,29 @@ def test_a_model_that_gives_embeddings_of_zeros_is_not_calibrated(tmp_path):
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     with pytest.raises(UsageError, match=r"--output FILE\.safetensors"):
         calibrate_model(tmp_path / "run", str(faces), tmp_path)
+
+
+def test_a_model_that_was_replaced_during_its_calibration_is_kept(tmp_path):
+    model, newer, faces = tmp_path / "m.safetensors", tmp_path / "newer.safetensors", tmp_path / "faces"
+    write_model(model)
+    write_model(newer)
+    for number in range(10):
+        (faces / f"{number // 2}").mkdir(parents=True, exist_ok=True)
+        (faces / f"{number // 2}" / f"{number}.png").write_bytes(face(number, size=32))
+    written = newer.read_bytes()
+
+    def replace_model(done, total):
+        if newer.exists():
+            newer.replace(model)
+
+    measure = partial(calibrate_model, model, str(faces), tmp_path, fmrs=[0.5], inference=Inference("cpu"))
+    with pytest.raises(RunError, match=r"m\.safetensors: was replaced meanwhile"):
+        measure(progress=replace_model)
+    assert model.read_bytes() == written
+    # A copy has the weights that were measured.
+    write_model(newer)
+    measure(progress=replace_model, output=tmp_path / "copy.safetensors")
+    assert (tmp_path / "copy.safetensors").exists() and not newer.exists()
 
 
 def test_thresholds_are_not_stored_in_the_cache_of_downloads(tmp_path, monkeypatch):
