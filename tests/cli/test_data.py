@@ -145,6 +145,15 @@ def test_a_command_line_that_cannot_work_is_refused_before_anything_is_read(line
     assert message in str(refused) and refused.exit_code == 2
 
 
+@pytest.mark.parametrize(
+    "taken", ["v.bin", "v.xz", "v.bin.xz", "v.groups.csv", "v.subjects.csv", "v.landmarks.npy"]
+)
+def test_pairs_are_not_written_beside_files_of_their_name(tmp_path, taken):
+    (tmp_path / taken).touch()
+    refused = refusal("data", "pairs", tmp_path / "data", "--output", tmp_path / "v.bin")
+    assert f"{taken}: already exists" in str(refused) and refused.exit_code == 2
+
+
 def test_pack_warns_if_one_folder_has_the_images_of_all_people(tmp_path):
     for number in range(3):
         path = tmp_path / "celeba" / "img_align_celeba" / f"{number:06d}.jpg"

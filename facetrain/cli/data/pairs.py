@@ -21,7 +21,6 @@ from facetrain.cli.options import Json, local_file
 from facetrain.cli.outputs import echo_line, require_writable
 from facetrain.cli.progress_bar import progress_bar
 from facetrain.errors import UsageError
-from facetrain.files import require_absent
 from facetrain.text import count_text
 
 # None in the options: one that is given where it has no effect is refused.
@@ -98,7 +97,7 @@ def pairs(
         is_pair_list,
         list_pairs,
     )
-    from facetrain.data.tools.pair_writer import write_pairs
+    from facetrain.data.tools.pair_writer import require_new_set, write_pairs
     from facetrain.data.tools.sample_pairs import sample_pairs
     from facetrain.telemetry.log import warn
 
@@ -122,7 +121,7 @@ def pairs(
         )
     if output.suffix != ".bin":
         raise UsageError(f"{output}: a verification set is a .bin file; change the suffix")
-    require_absent(output)
+    require_new_set(output)
     require_writable(output)
     if is_list:
         selected = list_pairs(

@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from facetrain.data.formats.bin import write_bin
+from facetrain.data.formats.bin import NAME_ENDINGS, set_name, write_bin
 from facetrain.data.formats.bin_tables import groups_path, subjects_path, write_subjects
 from facetrain.data.formats.landmark_file import landmarks_path, write_landmarks
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.errors import PairsError
-from facetrain.files import os_errors_as, write_atomically
+from facetrain.files import os_errors_as, require_absent, write_atomically
 from facetrain.progress import ProgressCallback, ignore_progress
 
 
@@ -73,13 +73,31 @@ def write_pairs(
         yield from report_progress(map_in_order(source.read, range(count), workers), count, progress)
         # Not before: an older set stays if the reading fails. The .bin goes first and comes last: whenever the command
         # is killed, no set has the tables of another one, or lacks its own.
-        for path in (output, subjects_path(output), groups_path(output), landmarks_path(output)):
+        for path in _files_of(output):
             with os_errors_as(PairsError, path):
                 path.unlink(missing_ok=True)
         _write_tables(source, output)
 
     write_bin(output, images(), source.same)
     return WrittenPairs(len(source.same), sum(source.same))
+
+
+def require_new_set(output: Path) -> None:
+    """Check that there is no set of the name of a `.bin` to write, and no file that would become a part of it.
+
+    Raises:
+        DataError: there is one.
+    """
+    for path in (
+        *_files_of(output),
+        *(output.with_name(set_name(output) + ending) for ending in NAME_ENDINGS),
+    ):
+        require_absent(path)
+
+
+def _files_of(output: Path) -> tuple[Path, ...]:
+    """Return the paths of a `.bin`, its tables and its landmarks."""
+    return output, subjects_path(output), groups_path(output), landmarks_path(output)
 
 
 def _write_tables(source: PairsToWrite, output: Path) -> None:
