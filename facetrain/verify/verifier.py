@@ -23,7 +23,7 @@ from facetrain.verify.sets.pair_set import PairSet
 class Verifier:
     """Verification sets with the settings for embedding them; scores one network after the other.
 
-    All ranks embed, and every rank computes all metrics. There are no bootstrap intervals, which would
+    All ranks embed, and only the leader computes the metrics. There are no bootstrap intervals, which would
     lengthen the pause in training.
     """
 
@@ -48,16 +48,17 @@ class Verifier:
         self._embedder, self._progress = embedder, progress
 
     def __call__(self, model: nn.Module) -> Iterator[tuple[str, Result]]:
-        """Yield the name and the result of each set. Collective."""
+        """Yield the name and the result of each set on the leader, and nothing on the other ranks. Collective."""
         with evaluation_mode(model):
             embedder = self._embedder(model)
             # As `facetrain eval` does, so that both report the same numbers.
             embedder = replace(embedder, network=inference_network(model, embedder.device))
             for pairs in self.sets:
-                yield pairs.name, self.score(embedder, pairs)
+                if (result := self.score(embedder, pairs)) is not None:
+                    yield pairs.name, result
 
-    def score(self, embedder: ImageEmbedder, pairs: PairSet) -> Result:
-        """Return the result of one set. Collective.
+    def score(self, embedder: ImageEmbedder, pairs: PairSet) -> Result | None:
+        """Return the result of one set on the leader, and None on the other ranks. Collective.
 
         Embeddings that are not finite give accuracy 0 instead of an error: the training loop stops a run
         that has diverged, with a message about the step.
@@ -67,7 +68,8 @@ class Verifier:
         plain, mirrored = embedder.embed_plain_and_mirrored(
             pairs.images, name=pairs.name, landmarks=pairs.landmarks
         )
-        # Every rank has all embeddings, so all ranks decide alike.
+        if collectives.rank():
+            return None
         if not (np.isfinite(plain).all() and np.isfinite(mirrored).all()):
             return Result(
                 "verification", {"accuracy": 0.0, "accuracy_std": 0.0, "pairs": float(len(pairs.same))}

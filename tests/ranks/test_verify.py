@@ -31,7 +31,7 @@ def score(progress=None, check_stop=None):
     pairs = PairSet("set", [encoded_image(n % 20) for n in range(22)], np.arange(11) % 2 == 0)
     options = {"image_size": 16, "batch_size": 2, "device": torch.device("cpu")}
     make_embedder = partial(ImageEmbedder, **options, progress=progress, check_stop=check_stop)
-    return dict(Verifier([pairs], make_embedder)(network))["set"].available_metrics
+    return {name: result.available_metrics for name, result in Verifier([pairs], make_embedder)(network)}
 
 
 def stop_and_score():
@@ -56,10 +56,10 @@ def test_sharing_pairs_among_ranks_keeps_the_scores_and_a_signal_to_one_rank_sto
             assert batches == 2
             done = range(2 * world_size, 20 + 2 * world_size, 2 * world_size)
             assert reports == ([] if rank else [(min(each, 20), 20) for each in done])
-            assert found.keys() == alone.keys()
+            assert found.keys() == (set() if rank else {"set"}), "only the leader computes metrics"
             # Equal images are at distance 0 or a rounding above it, so curves may differ in their ties.
-            for name in ("accuracy", "accuracy_no_flip", "accuracy_std", "xnorm", "pairs"):
-                assert found[name] == pytest.approx(alone[name], rel=1e-6), name
+            for name in ("accuracy", "accuracy_no_flip", "accuracy_std", "xnorm", "pairs") if found else ():
+                assert found["set"][name] == pytest.approx(alone["set"][name], rel=1e-6), name
 
 
 def embed_readable():

@@ -46,15 +46,16 @@ class Evaluation:
             state.unverified = True
             return
         state.unverified = False
-        if results:
-            state.verified_step = state.step
-            measured = {
+        # The leader alone has results; all ranks decide by its metrics when to stop.
+        measured = collectives.broadcast_json(
+            {
                 f"{name}/{metric}": value
                 for name, result in results.items()
                 for metric, value in result.available_metrics.items()
             }
-            # The same on all ranks, which decide by them when to stop: CPUs of different kinds may round differently.
-            state.metrics = collectives.broadcast_json(measured)
+        )
+        if measured:
+            state.verified_step, state.metrics = state.step, measured
             self.write(state.step, state.metrics)
             # Written later by `write_pairs`: the first step must not wait for it.
             self._unwritten = state.step, results
