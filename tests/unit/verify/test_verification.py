@@ -6,6 +6,7 @@ from scipy.optimize import brentq
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from facetrain.data.pair_folds import fold_order
+from facetrain.embeddings.normalization import l2_normalize
 from facetrain.verify.metrics.curve_metrics import auc, equal_error_rate, tar_at_far, value_of
 from facetrain.verify.metrics.draws import Draws
 from facetrain.verify.metrics.fold_accuracy import THRESHOLDS, fold_accuracy, grid_roc, squared_distances
@@ -95,6 +96,13 @@ def test_float32_embeddings_are_compared_in_float64():
 def test_distances_of_float16_embeddings_of_any_length_are_exact():
     # In float16, the square of 300 is infinite.
     np.testing.assert_allclose(squared_distances(np.array([[300, 0], [0, 300]], np.float16)), [2])
+
+
+@pytest.mark.parametrize("pairs", [0, 1, 512, 1025])
+def test_distances_in_blocks_are_those_of_all_pairs_at_once(pairs):
+    embedding = np.random.default_rng(0).normal(size=(2 * pairs, 7)).astype(np.float32)
+    unit = l2_normalize(embedding.astype(np.float64))
+    assert np.array_equal(squared_distances(embedding), np.square(unit[0::2] - unit[1::2]).sum(1))
 
 
 @pytest.mark.parametrize("shape", [(3, 2), (1, 2), (4,)])
