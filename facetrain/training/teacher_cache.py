@@ -3,7 +3,7 @@
 A safetensors file with two tensors. `embedding` is float32 (N, R, T): row 0 is the embedding of an image, row 1, if
 there is one, the embedding of its mirror image; neither has length 1. `checksum` is uint32 (N, R), the CRC-32 of each
 row: a damaged row is found when it is read, because to read a whole file at every start would take minutes. The
-metadata has the digests of the dataset and of the teacher.
+metadata has the digests of the labels, of some images and of the landmarks of the dataset, and of the teacher.
 """
 
 # B local batch   N images   R rows of an image, 1 or 2   T embedding of the teacher   C classes
@@ -30,14 +30,21 @@ from facetrain.files import new_file, os_errors_as
 
 _LARGEST_HEADER = 1 << 16
 _ROWS_PER_READ = 1 << 14
+DIGESTS = {
+    "dataset": "another dataset",
+    "samples": "other images",
+    "landmarks": "other landmarks",
+    "teacher": "another teacher",
+}
+"""Digests in the metadata, by their keys: what differs if one differs."""
 _ADVICE = "write it again: facetrain embed TEACHER DATASET --output FILE.safetensors"
 
 
 @contextmanager
-def new_cache(path: Path, shape: tuple[int, int, int], *, dataset: str, teacher: str) -> Iterator[np.ndarray]:
+def new_cache(path: Path, shape: tuple[int, int, int], digests: dict[str, str]) -> Iterator[np.ndarray]:
     """Yield the array of a new cache, float32 (N, R, T); the file appears when the block ends without an error.
 
-    `dataset` and `teacher` are the digests (`digest_labels`, `digest_model`).
+    `digests` are those of the dataset and the teacher, by the keys of `DIGESTS`.
 
     Raises:
         DataError: the file cannot be written.
@@ -46,7 +53,7 @@ def new_cache(path: Path, shape: tuple[int, int, int], *, dataset: str, teacher:
         "embedding": torch.empty(shape, dtype=torch.float32, device="meta"),
         "checksum": torch.empty(shape[:2], dtype=torch.uint32, device="meta"),
     }
-    header = file_header(tensors, {"dataset": dataset, "teacher": teacher})
+    header = file_header(tensors, digests)
     size, checksums_size = (tensor.nbytes for tensor in tensors.values())
     end = size + checksums_size
     with new_file(path, DataError) as scratch:
@@ -73,8 +80,7 @@ class CachedTeacher:
         self,
         path: Path,
         *,
-        dataset: str,
-        teacher: str,
+        digests: dict[str, str],
         num_images: int,
         index: np.ndarray | None = None,
         flips: Callable[[Tensor, int], Tensor | None],
@@ -84,8 +90,7 @@ class CachedTeacher:
 
         Args:
             path: the file.
-            dataset: digest of the dataset.
-            teacher: digest of the teacher.
+            digests: digests of the dataset and the teacher, see `new_cache`; one that is left out is not compared.
             num_images: number of images of the dataset.
             index: number in the dataset of each image of the training data, int64 (N,); None: all in their order.
             flips: returns which samples of an epoch are mirrored, bool (B,); None: none is.
@@ -95,19 +100,15 @@ class CachedTeacher:
             DataError: it is not such a file, or belongs to another dataset or another teacher.
         """
         self._path = path
-        self._rows_NRT, self._checksum_NR, digests = _open(path)
-        self._flips, self.digest, self._index = flips, teacher, index
+        self._rows_NRT, self._checksum_NR, written = _open(path)
+        self._flips, self.digest, self._index = flips, written["teacher"], index
         self._needs_mirrored = needs_mirrored
         rows, self.embedding_size = self._rows_NRT.shape[1:]
-        if digests != {"dataset": dataset, "teacher": teacher} or len(self._rows_NRT) != num_images:
-            others = [
-                name
-                for name, digest in (("dataset", dataset), ("teacher", teacher))
-                if digests[name] != digest
-            ]
-            raise DataError(
-                f"{path}: was written for another {' and another '.join(others) or 'dataset'}; {_ADVICE}"
-            )
+        others = [DIGESTS[name] for name, digest in digests.items() if written[name] != digest]
+        if not others and len(self._rows_NRT) != num_images:
+            others = [DIGESTS["dataset"]]
+        if others:
+            raise DataError(f"{path}: was written for {' and '.join(others)}; {_ADVICE}")
         if needs_mirrored and rows < 2:
             raise DataError(
                 f"{path}: has no embeddings of mirrored images, and data.augment.flip is above 0; {_ADVICE}"
@@ -201,7 +202,7 @@ def _open(path: Path) -> tuple[np.ndarray, np.ndarray, dict[str, str]]:
         header = json.loads(text)
         tensor, metadata = header["embedding"], header["__metadata__"]
         shape = tuple(int(number) for number in tensor["shape"])
-        digests = {name: str(metadata[name]) for name in ("dataset", "teacher")}
+        digests = {name: str(metadata[name]) for name in DIGESTS}
         sound = tensor["dtype"] == "F32" and len(shape) == 3 and shape[1] in (1, 2) and min(shape) > 0
         sound = sound and header["checksum"]["dtype"] == "U32"
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):

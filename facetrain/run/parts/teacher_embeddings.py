@@ -20,10 +20,10 @@ from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.embeddings.image_inputs import input_landmarks, read_input
 from facetrain.embeddings.inference import Inference
 from facetrain.embeddings.normalization import require_finite
-from facetrain.models.embedding_model import open_model
+from facetrain.models.embedding_model import EmbeddingModel, open_model
 from facetrain.progress import ProgressCallback
 from facetrain.remote.download import local_path
-from facetrain.run.folder.data_digests import digest_labels
+from facetrain.run.folder.data_digests import digest_labels, digest_landmarks, digest_samples
 from facetrain.training.teacher import digest_model
 from facetrain.training.teacher_cache import CachedTeacher, new_cache
 
@@ -48,7 +48,7 @@ def write_teacher_embeddings(
         ModelError: the model cannot be opened, or an embedding is not finite.
         DataError: the dataset cannot be read, or the file cannot be written.
     """
-    digest = digest_labels(open_dataset(dataset))
+    source = open_dataset(dataset)
     images, _, _ = read_input(dataset)
     count = len(images)
 
@@ -65,7 +65,7 @@ def write_teacher_embeddings(
         chunks = embed_in_chunks(embedder, embed, count, _CHUNK, progress)
         first = next(chunks)  # an ONNX file may not state the length of its embeddings
         shape = (count, *first[1].shape[1:])
-        cache = new_cache(output, shape, dataset=digest, teacher=digest_model(opened, model))
+        cache = new_cache(output, shape, _digests(source, opened, model))
         with cache if world.is_leader else nullcontext() as rows_NRT:
             for indices, rows in chain([first], chunks):
                 if rows_NRT is not None:
@@ -90,13 +90,25 @@ def open_cache(config: Config, source: FaceDataset, augment: Augment) -> CachedT
     if config.data.min_images_per_identity > 1:
         whole = open_training_data(config.data.model_copy(update={"min_images_per_identity": 1}))
         index = images_of_large_identities(whole, config.data.min_images_per_identity)
+    # The model is needed for this check only.
+    digests = _digests(whole, open_model(path, torch.device("cpu")), path)
+    if not digests["samples"]:  # objects in a store; the cache was written from a copy of them
+        del digests["samples"]
     return CachedTeacher(
         local_path(distill.cache),
-        dataset=digest_labels(whole),
-        # The model is needed for this check only.
-        teacher=digest_model(open_model(path, torch.device("cpu")), path),
+        digests=digests,
         num_images=whole.num_images,
         index=index,
         flips=augment.flips,
         needs_mirrored=config.data.augment.flip > 0,
     )
+
+
+def _digests(source: FaceDataset, teacher: EmbeddingModel, path: Path) -> dict[str, str]:
+    """Return the digests of a dataset and of a teacher from `path`, as `new_cache` takes them."""
+    return {
+        "dataset": digest_labels(source),
+        "samples": digest_samples(source),
+        "landmarks": digest_landmarks(source) if teacher.takes_landmarks else "",
+        "teacher": digest_model(teacher, path),
+    }

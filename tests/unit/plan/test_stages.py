@@ -10,7 +10,7 @@ from facetrain.plan.forecast import forecast, head_load
 from facetrain.plan.head_memory import HeadMemory
 from facetrain.run.parts.head import head_run
 from facetrain.run.parts.step_schedule import schedule_steps
-from facetrain.training.teacher_cache import new_cache
+from facetrain.training.teacher_cache import DIGESTS, new_cache
 from tests.unit.plan.helpers import small_config
 
 CLASSES = 1001
@@ -103,7 +103,7 @@ def test_muon_keeps_one_number_for_each_of_its_weights(optim, numbers):
 
 def test_the_centers_of_a_teacher_have_no_expectations(tmp_path, web_server, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with new_cache(tmp_path / "c.safetensors", (3, 1, 8), dataset="", teacher=""):
+    with new_cache(tmp_path / "c.safetensors", (3, 1, 8), dict.fromkeys(DIGESTS, "")):
         pass
     web_server.files["/c.safetensors"] = (tmp_path / "c.safetensors").read_bytes()
     distill = {"teacher": "t", "cache": f"{web_server.address}/c.safetensors", "loss": "fixed_centers"}

@@ -14,7 +14,7 @@ from facetrain.plan.forecast import forecast
 from facetrain.plan.head_memory import HeadLoad, head_memory
 from facetrain.run.parts.backbone import restrict_training
 from facetrain.torch_private import LiveBytes
-from facetrain.training.teacher_cache import new_cache
+from facetrain.training.teacher_cache import DIGESTS, new_cache
 from tests.support.heads import make_head, margin_settings
 from tests.unit.plan.helpers import small_config
 
@@ -86,7 +86,7 @@ def test_a_teacher_adds_its_weights_and_its_centers(teacher, tmp_path):
     after = forecast(small_config(distill=distill), classes, gpus)
     weights = sum(t.nbytes for t in build_backbone("iresnet", **TINY).state_dict().values())
     assert after.parts["teacher"] == weights
-    with new_cache(tmp_path / "c.safetensors", (3, 1, 16), dataset="", teacher=""):
+    with new_cache(tmp_path / "c.safetensors", (3, 1, 16), dict.fromkeys(DIGESTS, "")):
         pass
     cached = small_config(
         distill=distill | {"cache": str(tmp_path / "c.safetensors"), "loss": "fixed_centers"}

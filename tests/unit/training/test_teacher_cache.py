@@ -20,12 +20,12 @@ from facetrain.data.open_dataset import open_dataset
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import CheckpointError, ConfigError, DataError
 from facetrain.models.embedding_model import open_model
-from facetrain.run.folder.data_digests import digest_inputs, digest_labels
+from facetrain.run.folder.data_digests import digest_inputs, digest_labels, digest_samples
 from facetrain.run.parts.distillation import build_distillation
 from facetrain.run.parts.step_schedule import schedule_steps
 from facetrain.run.parts.teacher_embeddings import open_cache, write_teacher_embeddings
 from facetrain.training.teacher import LiveTeacher, digest_model
-from facetrain.training.teacher_cache import CachedTeacher, cache_digest, new_cache
+from facetrain.training.teacher_cache import DIGESTS, CachedTeacher, cache_digest, new_cache
 from tests.runs.conftest import train_and_resume
 from tests.support import training
 from tests.support.datasets import batch_of, write_records
@@ -45,11 +45,16 @@ def taught(runs, dataset):
     return folder, partial(config, "cached", 8, f"distill.teacher={folder}/teacher", "distill.weight=5")
 
 
-def cached(taught, folder, path=None, **changes):
+def cached(taught, folder, path=None, digests=None, **changes):
     source, model = open_dataset(folder / "data"), open_model(taught[0] / "teacher", CPU)
-    options = {
+    own = {
         "dataset": digest_labels(source),
+        "samples": digest_samples(source),
+        "landmarks": "",
         "teacher": digest_model(model, taught[0]),
+    }
+    options = {
+        "digests": own | (digests or {}),
         "num_images": source.num_images,
         "flips": Augment(5).flips,
         "needs_mirrored": True,
@@ -116,15 +121,24 @@ def test_a_run_reads_a_cache_at_an_address(taught, dataset, web_server, tmp_path
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dataset": "other"}, "was written for another dataset; write it again"),
-        ({"teacher": "other"}, "was written for another teacher; write it again"),
-        ({"dataset": "o", "teacher": "o"}, "another dataset and another teacher"),
+        ({"digests": {"dataset": "other"}}, "was written for another dataset; write it again"),
+        ({"digests": {"landmarks": "other"}}, "was written for other landmarks; write it again"),
+        ({"digests": {"teacher": "other"}}, "was written for another teacher; write it again"),
+        ({"digests": {"dataset": "o", "teacher": "o"}}, "another dataset and another teacher"),
         ({"num_images": 121}, "was written for another dataset"),
     ],
 )
 def test_a_cache_of_other_data_or_another_teacher_is_refused(taught, dataset, changes, message):
     with pytest.raises(DataError, match=message):
         cached(taught, dataset, **changes)
+
+
+def test_a_cache_of_other_images_with_the_same_labels_is_refused(taught, dataset, tmp_path):
+    config = taught[1](f"distill.cache={taught[0]}/t.safetensors")
+    open_cache(config, open_dataset(dataset / "data"), Augment(5))
+    others = open_dataset(write_records(tmp_path / "data", [n // 6 for n in range(120)], size=24))
+    with pytest.raises(DataError, match="was written for other images; write it again"):
+        open_cache(config, others, Augment(5))
 
 
 def test_a_cache_without_mirrored_rows_is_refused_if_images_are_flipped(taught, dataset, tmp_path):
@@ -183,7 +197,7 @@ def test_a_damaged_row_is_named_when_it_is_read_and_other_embeddings_have_anothe
             np.repeat(np.arange(20), 6), 0, 3, into=torch.zeros(3, 8)
         )
     others = tmp_path / "other.safetensors"
-    with new_cache(others, (120, 2, 8), dataset="", teacher="") as row_NRT:
+    with new_cache(others, (120, 2, 8), dict.fromkeys(DIGESTS, "")) as row_NRT:
         row_NRT[:] = 1
     assert len({cache_digest(each) for each in (taught[0] / "t.safetensors", others)}) == 2
 
