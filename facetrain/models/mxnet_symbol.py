@@ -38,7 +38,7 @@ def read_symbol(path: Path) -> tuple[str, Any, dict[str, Tensor]]:
     Raises:
         ModelError: one of the two files is missing or cannot be read.
     """
-    symbol_path, params_path = _pair_of_files(path)
+    symbol_path, params_path = pair_of_files(path)
     try:
         with os_errors_as(ModelError, symbol_path):
             symbol = json.loads(symbol_path.read_bytes())
@@ -97,7 +97,12 @@ def _parse(text: str) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _pair_of_files(path: Path) -> tuple[Path, Path]:
+def pair_of_files(path: Path) -> tuple[Path, Path]:
+    """Return the files of the graph and of the weights; `path` is either of the two.
+
+    Raises:
+        ModelError: there is no such file, or its name is not that of such a pair.
+    """
     if not path.is_file():
         raise ModelError(f"{path}: no such file")
     if path.name.endswith("-symbol.json"):

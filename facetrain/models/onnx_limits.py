@@ -43,6 +43,12 @@ def read_model_proto(onnx: Any, path: Path) -> Any:
     return model
 
 
+def files_with_weights(path: Path, model: Any) -> list[Path]:
+    """Return the other files that have weights of a model, in the order of their names."""
+    entries = (entry for tensor in _constants(model) for entry in tensor.external_data)
+    return sorted({path.parent / entry.value for entry in entries if entry.key == "location"})
+
+
 def require_stored_weights(path: Path, model: Any) -> None:
     """Check that every weight has the bytes that its shape needs, in the model or in the file with its data.
 

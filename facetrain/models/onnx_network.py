@@ -16,7 +16,12 @@ from facetrain.face_landmarks import NORMALIZED_TEMPLATE
 from facetrain.files import error_reason, new_file
 from facetrain.models.checksum import require_sound_onnx
 from facetrain.models.onnx_layers import mean_and_scale, parse_metadata
-from facetrain.models.onnx_limits import read_model_proto, require_small_values, require_stored_weights
+from facetrain.models.onnx_limits import (
+    files_with_weights,
+    read_model_proto,
+    require_small_values,
+    require_stored_weights,
+)
 
 _IMAGE_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(uint8)": np.uint8}
 _ERRORS, _FATAL = 3, 4
@@ -198,12 +203,18 @@ def _check(model: Any, path: Path) -> tuple[float, float]:
     return given
 
 
-def has_external_data(path: Path) -> bool:
-    """Return whether weights of an ONNX file are in another file, beside it."""
-    import onnx
+def external_files(path: Path) -> list[Path]:
+    """Return the files beside an ONNX file that have weights of it.
 
-    graph = read_model_proto(onnx, path).graph
-    return any(weight.external_data for weight in graph.initializer)
+    Raises:
+        ModelError: it is not an ONNX file, or the package onnx is not installed.
+        OSError: it cannot be read.
+    """
+    try:
+        import onnx
+    except ImportError as error:
+        raise ModelError(f"{path}: {missing_package(error, 'onnx')}") from error
+    return files_with_weights(path, read_model_proto(onnx, path))
 
 
 def copy_with_metadata(path: Path, output: Path, texts: Mapping[str, str]) -> None:

@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from facetrain.checkpoint.manifest import sha256_of
 from facetrain.data.images.augment import normalize
 from facetrain.data.loading.loader import Batch
 from facetrain.models.embedding_model import EmbeddingModel
+from facetrain.models.model_digest import digest_model_files
 
 
 class Teacher(Protocol):
@@ -75,10 +75,10 @@ class LiveTeacher:
 
 
 def digest_model(model: EmbeddingModel, path: Path) -> str:
-    """Return a digest of a model's weights, whatever file they come from; of the file if it has no tensors."""
+    """Return a digest of a model's weights, whatever file they come from; of its files if it has no tensors."""
     state = model.network.state_dict()
-    if not state and path.is_file():
-        return sha256_of(path)[:32]
+    if not state:  # of ONNX, which onnxruntime keeps
+        return digest_model_files(path)
     digest = hashlib.sha256()
     for name in sorted(state):
         # By the weights and not by the file: a checkpoint and the model that was exported from it are one teacher.

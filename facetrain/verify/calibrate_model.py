@@ -22,7 +22,7 @@ from facetrain.errors import DataError, PairsError, RunError, UsageError
 from facetrain.files import stamp_of, write_fault
 from facetrain.models.embedding_model import EmbeddingModel, open_model
 from facetrain.models.model_file import THRESHOLDS_KEY, newest_model_file, save_model
-from facetrain.models.onnx_network import copy_with_metadata, has_external_data
+from facetrain.models.onnx_network import copy_with_metadata, external_files
 from facetrain.models.read_model import is_graph
 from facetrain.models.weight_files import METADATA_KEY, read_weights
 from facetrain.progress import ProgressCallback
@@ -191,7 +191,7 @@ def _writable_model(model: Path, output: Path | None) -> Path | None:
         raise UsageError(
             f"{written}: {written.parent}: {fault}; give --output FILE{suffix} in another folder"
         )
-    if has_graph and not os.path.samefile(written.parent, path.parent) and has_external_data(path):
+    if has_graph and not os.path.samefile(written.parent, path.parent) and external_files(path):
         raise UsageError(
             f"{written}: the weights of {path} are in a file beside it; give --output in the folder {path.parent}"
         )

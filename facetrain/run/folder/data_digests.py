@@ -7,24 +7,20 @@ import json
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import asdict
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from facetrain.backbone.zoo import takes_landmarks
 from facetrain.checkpoint.load import Checkpoint
-from facetrain.checkpoint.manifest import sha256_of
 from facetrain.config.loading import is_set
 from facetrain.config.own_code import code_digests
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset, evenly_spread, image_landmarks, image_places
 from facetrain.data.mixture import MixtureDataset
 from facetrain.data.remote_dataset import object_versions
-from facetrain.errors import ConfigError, ModelError, UnreadableError
-from facetrain.files import os_errors_as
-from facetrain.models.model_file import newest_model_file
-from facetrain.models.read_model import open_checkpoint
+from facetrain.errors import ConfigError, UnreadableError
+from facetrain.models.model_digest import digest_model_files
 from facetrain.remote.download import local_path
 from facetrain.training.teacher_cache import cache_digest
 from facetrain.verify.sets.pair_set import PairSet
@@ -119,19 +115,12 @@ def digest_weights(config: Config) -> dict[str, str]:
     """Return digests of the model files with which a new run begins, by config key.
 
     Raises:
+        ModelError: one is missing.
         CheckpointError: one is a run folder without a sound checkpoint.
     """
     teacher = config.distill.teacher if config.distill else None
     names = {"model.init_from": config.model.init_from, "distill.teacher": teacher}
-    return {key: _digest_model(local_path(name)) for key, name in names.items() if name}
-
-
-def _digest_model(path: Path) -> str:
-    file = newest_model_file(path) if path.is_dir() else path
-    if file is None:
-        return _digest([open_checkpoint(path).manifest.dump().encode()])
-    with os_errors_as(ModelError, path):
-        return sha256_of(file)[:32]
+    return {key: digest_model_files(local_path(name)) for key, name in names.items() if name}
 
 
 def digest_objects(source: FaceDataset) -> str:

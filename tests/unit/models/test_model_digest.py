@@ -1,0 +1,65 @@
+"""Digests of the files of a model."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from torch import nn
+
+from facetrain.errors import ModelError
+from facetrain.models.model_digest import digest_model_files
+from facetrain.training.teacher import digest_model
+from tests.support.models import write_model
+
+
+def flip_last_bit(path):
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def write_onnx(path):
+    """Write a graph whose only weight is in the file `weights` beside it."""
+    onnx = pytest.importorskip("onnx")
+    image, sums = (
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [4]) for name in ("x", "y")
+    )
+    weight = onnx.numpy_helper.from_array(np.ones(4, np.float32), "w")
+    node = onnx.helper.make_node("Add", ["x", "w"], ["y"])
+    model = onnx.helper.make_model(onnx.helper.make_graph([node], "g", [image], [sums], [weight]))
+    onnx.save(model, path, save_as_external_data=True, location="weights", size_threshold=0)
+
+
+def test_weights_of_an_onnx_file_in_another_file_count(tmp_path):
+    path = tmp_path / "m.onnx"
+    write_onnx(path)
+    model = SimpleNamespace(network=nn.Identity())  # no tensors, as a network in onnxruntime
+    before = digest_model_files(path)
+    assert digest_model(model, path) == before
+    flip_last_bit(tmp_path / "weights")
+    assert digest_model_files(path) != before
+    assert digest_model(model, path) == digest_model_files(path)
+
+
+@pytest.mark.parametrize("given", ["model-symbol.json", "model-0003.params"])
+def test_both_files_of_an_mxnet_model_count(given, tmp_path):
+    files = [tmp_path / "model-symbol.json", tmp_path / "model-0003.params"]
+    for file in files:
+        file.write_bytes(b"data")
+    digests = [digest_model_files(tmp_path / given)]
+    for file in files:
+        flip_last_bit(file)
+        digests.append(digest_model_files(tmp_path / given))
+    assert len(set(digests)) == 3
+
+
+def test_another_model_in_the_place_of_a_file_has_another_digest_and_a_missing_one_is_an_error(tmp_path):
+    path = tmp_path / "model.safetensors"
+    write_model(path)
+    before = digest_model_files(path)
+    assert digest_model_files(tmp_path) == before
+    write_model(path)
+    assert digest_model_files(path) != before
+    path.unlink()
+    with pytest.raises(ModelError, match=r"model\.safetensors: No such file"):
+        digest_model_files(path)
