@@ -12,6 +12,7 @@ import numpy as np
 
 from facetrain.data.shared_array import SharedArray
 from facetrain.data.skipped_files import SkippedFile
+from facetrain.distinct import distinct
 from facetrain.text import printable
 
 
@@ -195,7 +196,7 @@ class ImageSubset(DatasetView):
         # Shared: a copy of 97 million indices in each of 16 reading processes a GPU would take 99 GB on a host.
         self._shared_index = SharedArray.of(index, "int32" if dataset.num_images <= 1 << 31 else "int64")
         labels = dataset.labels[index]
-        self.identities = np.unique(labels) if identities is None else identities
+        self.identities = distinct(labels) if identities is None else identities
         self.labels = np.searchsorted(self.identities, labels).astype(np.int32)
         self.num_images = len(index)
         self.num_classes = len(self.identities)
@@ -267,5 +268,5 @@ class SubsetDataset(ImageSubset):
     """Selected identities of another dataset, relabeled without gaps in their original order."""
 
     def __init__(self, dataset: FaceDataset, identities: np.ndarray | Sequence[int]) -> None:
-        selected = np.unique(np.asarray(identities, np.int64))
+        selected = distinct(np.asarray(identities, np.int64))
         super().__init__(dataset, np.flatnonzero(np.isin(dataset.labels, selected)), selected)

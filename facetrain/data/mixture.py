@@ -46,6 +46,7 @@ from facetrain.data.npy_file import map_npy
 from facetrain.data.remote_dataset import ObjectCache, dataset_path
 from facetrain.data.skipped_files import SkippedFile
 from facetrain.data.yaml_file import read_yaml
+from facetrain.distinct import distinct
 from facetrain.errors import DataError
 from facetrain.files import error_reason, os_errors_as, read_regular_text
 from facetrain.remote.address import has_secrets, is_remote, without_secrets
@@ -264,7 +265,7 @@ def open_mixture(
 
 def _identities(dataset: FaceDataset) -> np.ndarray:
     """Return the identities that a dataset has of its file, int64 (N,)."""
-    return dataset.identities if isinstance(dataset, ImageSubset) else np.unique(dataset.labels)
+    return dataset.identities if isinstance(dataset, ImageSubset) else distinct(dataset.labels)
 
 
 def images_per_epoch(counts: Sequence[int], weights: Sequence[float]) -> np.ndarray:
@@ -291,10 +292,10 @@ def _select_images(dataset: FaceDataset, entry: MixtureEntry, path: Path) -> Fac
         return dataset
     selected = np.arange(dataset.num_classes)
     if entry.identities:
-        selected = np.unique(read_identities(path.parent / entry.identities, dataset.num_classes))
+        selected = distinct(read_identities(path.parent / entry.identities, dataset.num_classes))
     if entry.without:
         excluded = read_identities(path.parent / entry.without, dataset.num_classes)
-        selected = np.setdiff1d(selected, excluded)
+        selected = selected[~np.isin(selected, excluded)]
     if len(selected) == dataset.num_classes:
         return dataset
     if not np.isin(selected, dataset.labels).any():

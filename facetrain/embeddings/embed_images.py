@@ -83,7 +83,7 @@ def embed_input(
         fingerprint = model_fingerprint(embedder)
     if skipped is not None and faults:
         skipped += [_skipped_file(names[index], faults[index]) for index in sorted(faults)]
-        kept = np.setdiff1d(np.arange(len(images)), list(faults))
+        kept = np.delete(np.arange(len(images)), list(faults))
         names, labels = LazySequence(len(kept), partial(_name_of, names, kept)), labels[kept]
     return Embeddings(embedding, names, labels, input, quality, fingerprint)
 

@@ -18,6 +18,7 @@ from facetrain.data.dataset import image_landmarks
 from facetrain.data.loading.sampler import permute
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.pair_writer import PairsToWrite, require_readable, write_pairs
+from facetrain.distinct import distinct
 from facetrain.errors import DataError
 from facetrain.text import count_text
 
@@ -69,7 +70,7 @@ def split_photos(labels_N: np.ndarray, *, seed: int = 0) -> np.ndarray:
 
 def count_people(labels_N: np.ndarray) -> str:
     """Return the number of people in labels, as text."""
-    return count_text(len(np.unique(labels_N)), "person", "people")
+    return count_text(len(distinct(labels_N)), "person", "people")
 
 
 def require_enough(labels_N: np.ndarray, where: Path) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from facetrain.config.loading import values_of_overrides
@@ -16,6 +15,7 @@ from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.landmark_finder import LandmarkFinder
+from facetrain.distinct import distinct
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import RunError, UsageError
 from facetrain.files import make_folder, os_errors_as, read_regular_text, write_atomically
@@ -130,7 +130,7 @@ def _facts(
         model=request.address if request.address and model == request.model else str(model),
         backbone=backbone,
         train=str(place.train),
-        people=len(np.unique(train.labels)),
+        people=len(distinct(train.labels)),
         images=train.num_images,
         held_out=str(place.pairs),
         teacher_cache=str(place.embeddings),

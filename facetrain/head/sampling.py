@@ -14,6 +14,7 @@ from torch import Tensor
 
 from facetrain.counter_rng import key_of, uniform_array
 from facetrain.device.page_locked import to_device
+from facetrain.distinct import distinct
 from facetrain.head.class_centers import RowTables
 from facetrain.head.class_shard import ClassShard
 from facetrain.head.row_prefetch import RowPrefetcher, find
@@ -131,7 +132,7 @@ class ClassSampler:
             rows = torch.from_numpy(np.maximum(local, 0))
             return SampledClasses(self._tables, None, to_device(local, self.device), rows)
         # The classes of the batch always take part: a sample without its target class has no loss.
-        positive = np.unique(local[local >= 0])
+        positive = distinct(local[local >= 0])
         # Draws of steps that are over; a second micro-batch of this step uses its draw again.
         self._draws = {known: drawn for known, drawn in self._draws.items() if known >= step}
         if self.device.type == "cuda":

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from facetrain.data.images.copies import different_images
+from facetrain.distinct import distinct
 from facetrain.embeddings.embed_images import embed_input
 from facetrain.embeddings.embedding_files import Embeddings
 from facetrain.embeddings.embedding_map import EmbeddingMap, fit_map
@@ -97,7 +98,7 @@ def align_models(
     return Alignment(
         fit_map(first, second),
         first.count,
-        len(np.unique(label_N)),
+        len(distinct(label_N)),
         float((mapped_NE * new_NE).sum(1).mean()),
         {name: _accuracy(*sides, label_N) for name, sides in compared.items()},
     )
@@ -105,7 +106,7 @@ def align_models(
 
 def _set_aside(label_N: np.ndarray, seed: int, images: Path) -> np.ndarray:
     """Return which images belong to the people who are set aside, bool (N,)."""
-    people = np.unique(label_N)
+    people = distinct(label_N)
     if len(people) < _LEAST_PEOPLE:
         raise DataError(
             f"{images}: has {count_text(len(people), 'person', 'people')}; a map needs at least "

@@ -171,16 +171,15 @@ def _require_safe_changes(
     Raises:
         UsageError: the dataset is not to be written.
     """
-    import numpy as np
-
     from facetrain.data.tools.wrong_labels import count_changes
+    from facetrain.distinct import distinct
 
     if separation is not None and separation.useless:
         raise UsageError(f"{dataset}: {separation.sentence()}; nothing is written")
     images, identities = count_changes(label_N, corrected_N)
     for cut, count, change in (
         (images, len(label_N), "images would be left out or get another label"),
-        (identities, len(np.unique(label_N)), "identities would disappear"),
+        (identities, len(distinct(label_N)), "identities would disappear"),
     ):
         if cut > max(_MAX_CUT * count, _SMALL_CUT) and not yes:
             raise UsageError(

@@ -27,6 +27,7 @@ from facetrain.data.column_cache import Columns, cached_columns
 from facetrain.data.formats.base import CatalogDataset, Format, catalog_path, columns_of_rows
 from facetrain.data.formats.labels import MAX_LABEL
 from facetrain.data.formats.msgpack_list import Item, list_items
+from facetrain.distinct import distinct
 from facetrain.distributed.process_lifetime import end_with_parent
 from facetrain.distributed.spawn import HelperContext
 from facetrain.errors import DataError, missing_package
@@ -193,10 +194,10 @@ def _image_keys(cursor: Any) -> Iterator[bytes]:
 
 def _require_each_once(place_N: np.ndarray, cursor: Any, listed: memoryview | None, images: int) -> None:
     """Require that the catalog has each image once, by the places of their keys."""
-    distinct = len(np.unique(place_N))
-    if distinct < len(place_N):
-        raise ValueError(f"{len(place_N):,} keys are listed, {distinct:,} different ones")
-    if listed is not None and distinct < images:
+    different = len(distinct(place_N))
+    if different < len(place_N):
+        raise ValueError(f"{len(place_N):,} keys are listed, {different:,} different ones")
+    if listed is not None and different < images:
         unlisted = set(_image_keys(cursor)).difference(_listed(listed))
         raise ValueError(f"{min(unlisted)!r} is not in the list")
 

@@ -24,6 +24,7 @@ from facetrain.data.formats.labels import MAX_LABEL
 from facetrain.data.formats.record_headers import Headers, Records, read_headers
 from facetrain.data.formats.recordio import RecordReader
 from facetrain.data.skipped_files import SkippedFile
+from facetrain.distinct import distinct
 from facetrain.errors import RecordError
 
 _ROWS_PER_CHUNK = 1 << 19
@@ -56,7 +57,7 @@ def read_index(rec_path: Path, idx_path: Path) -> tuple[np.ndarray, np.ndarray]:
         keys[filled : filled + len(lines)], offsets[filled : filled + len(lines)] = lines.T
         filled += len(lines)
     keys, offsets = keys[:filled], offsets[:filled]
-    if not _is_ascending(keys) and len(np.unique(keys)) != len(keys):
+    if not _is_ascending(keys) and len(distinct(keys)) != len(keys):
         raise RecordError(f"{idx_path}: a key occurs more than once; {_REBUILD}")
     return keys, offsets
 
@@ -281,7 +282,7 @@ def _correct_near_rounded_boundaries(images: Records, boundaries: np.ndarray, la
         # Rounding moves a key by up to half the distance of neighboring float32 numbers.
         reach = int(np.spacing(np.float32(boundary[-1]))) // 2
         near = (boundary[:, None] + np.arange(-reach, reach + 1)).astype(np.int64).reshape(-1)
-        rows = np.unique(np.searchsorted(images.key, near))
+        rows = distinct(np.searchsorted(images.key, near))
         rows = rows[rows < len(label)]
         exact = read_headers(images[rows]).label
         if not ((exact >= 0) & (exact < len(boundaries) - 1)).all():

@@ -19,6 +19,7 @@ from facetrain.data.open_dataset import open_aligned, open_dataset, require_alig
 from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.data.tools.selection import Selection
 from facetrain.data.tools.writing import write_dataset
+from facetrain.distinct import distinct
 from facetrain.errors import DataError
 from facetrain.progress import ProgressCallback, ignore_progress
 
@@ -115,7 +116,7 @@ def check(
         good_N = image_N[keep]
         copy = Selection(source, [folder], good_N["number"], good_N["label"])
         write_dataset(copy, repair, workers=workers)
-    return CheckReport(decoded, len(np.unique(image_N["label"])), faults, int(keep.sum()))
+    return CheckReport(decoded, len(distinct(image_N["label"])), faults, int(keep.sum()))
 
 
 def _check_image(source: FaceDataset, number: int) -> tuple[int, int, np.uint64] | DataFault:
@@ -170,7 +171,7 @@ def _check_equal_images(
 
 def _identities(label_N: np.ndarray, announced: int) -> Iterator[DataFault]:
     """Yield the faults of the labels; `announced` is the number of identities that the dataset says it has."""
-    present = np.unique(label_N)
+    present = distinct(label_N)
     if len(present) == 1:
         yield DataFault("one_identity", f"all {len(label_N):,} images are of one identity")
     if len(present) and len(present) < (count := max(int(present[-1]) + 1, announced)):

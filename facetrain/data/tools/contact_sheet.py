@@ -15,6 +15,7 @@ from facetrain.data.dataset import FaceDataset, identity_name, image_name
 from facetrain.data.images.decode import decode_rgb, encode_jpeg, encode_png, resize_square
 from facetrain.data.loading.sampler import sample_numbers
 from facetrain.data.tools.wrong_labels import WrongLabel
+from facetrain.distinct import distinct
 from facetrain.errors import DataError
 from facetrain.files import os_errors_as, replacing, write_atomically
 from facetrain.pages.render import jpeg_image, render
@@ -49,7 +50,7 @@ def write_identities_sheet(source: FaceDataset, output: Path) -> None:
 
 def identity_rows(source: FaceDataset) -> list[Row]:
     """Return title and images of all identities, or of as many, in a random order, as 1,000 images show."""
-    identities, left = np.unique(source.labels), _MOST_IMAGES  # a label may have no image
+    identities, left = distinct(source.labels), _MOST_IMAGES  # a label may have no image
     rows: list[Row] = []
     for identity in identities[sample_numbers(len(identities), len(identities))].tolist():
         numbers = np.flatnonzero(source.labels == identity).tolist()

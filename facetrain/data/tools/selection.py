@@ -17,6 +17,7 @@ from facetrain.data.loading.sampler import permute
 from facetrain.data.mixture import MixtureDataset
 from facetrain.data.open_dataset import open_aligned
 from facetrain.data.skipped_files import SkippedFile
+from facetrain.distinct import distinct
 from facetrain.errors import DataError, ImageError
 
 
@@ -49,7 +50,7 @@ class Selection:
     def keeps_labels(self) -> bool:
         """Whether the copy has the labels of the dataset; of several, those of the first."""
         first = self.source.datasets[0] if isinstance(self.source, MixtureDataset) else self.source
-        return len(np.unique(first.labels)) == first.num_classes
+        return len(distinct(first.labels)) == first.num_classes
 
     @cached_property
     def identities(self) -> list[int]:
@@ -113,7 +114,7 @@ def select_parts(folder: Path, *, validation: float, seed: int = 0) -> dict[str,
         DataError: there are fewer than two identities, or the dataset cannot be read.
     """
     source = open_aligned(folder)
-    present = np.unique(source.labels)
+    present = distinct(source.labels)
     if not 0 < validation < 1 or len(present) < 2:
         raise DataError(
             f"{folder}: {len(present):,} identities cannot be split with a validation fraction of {validation:g}; "

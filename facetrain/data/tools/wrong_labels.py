@@ -20,6 +20,7 @@ from facetrain.data.tools.similarity import (
     random_other_labels,
     similarity_to_center,
 )
+from facetrain.distinct import distinct
 from facetrain.errors import DataError
 
 _NEAREST_WEIGHT = 0.7
@@ -129,5 +130,5 @@ def corrected_labels(label_N: np.ndarray, wrong: Iterable[WrongLabel]) -> np.nda
 def count_changes(label_N: np.ndarray, corrected_N: np.ndarray) -> tuple[int, int]:
     """Return the numbers of images whose label changes, and of identities that keep none of their images."""
     kept_N = label_N == corrected_N
-    disappearing = len(np.unique(label_N)) - len(np.unique(label_N[kept_N]))
+    disappearing = len(distinct(label_N)) - len(distinct(label_N[kept_N]))
     return int((~kept_N).sum()), disappearing
