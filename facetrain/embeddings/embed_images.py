@@ -166,7 +166,7 @@ def embed_images(
             images, name=name, flip=flip, crop=crop, indices=indices, landmarks=landmarks
         )
         if faults is not None:
-            _exchange(faults)
+            _exchange(faults, indices)
         kept = [index for index in indices if index not in left_out]
         if len(kept) < len(indices):
             embedding_ND = embedding_ND[np.array(kept, int) - indices.start]
@@ -193,9 +193,10 @@ def embed_images(
     return kept[:filled], np.concatenate(qualities)
 
 
-def _exchange(faults: dict[int, UnreadableError]) -> None:
-    """Add the faults that other ranks have found in their shares of the images. Collective."""
-    own = [[index, str(error), isinstance(error, NoFaceError)] for index, error in faults.items()]
+def _exchange(faults: dict[int, UnreadableError], indices: range) -> None:
+    """Add the faults that other ranks have found in their shares of the images `indices`. Collective."""
+    found = [(index, faults[index]) for index in indices if index in faults]
+    own = [[index, str(error), isinstance(error, NoFaceError)] for index, error in found]
     for index, message, has_no_face in chain.from_iterable(collectives.gather_json(own)):
         faults.setdefault(index, (NoFaceError if has_no_face else UnreadableError)(message))
 

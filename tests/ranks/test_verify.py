@@ -71,7 +71,7 @@ def embed_readable():
     faults, of_all = {}, {collectives.rank(): NoFaceError(f"no face on rank {collectives.rank()}")}
     options = {"image_size": 16, "batch_size": 2, "device": torch.device("cpu")}
     found, _ = embed_images(ImageEmbedder(network, **options), images, "set", faults=faults)
-    _exchange(of_all)
+    _exchange(of_all, range(2))
     return found, {number: str(error) for number, error in faults.items()}, sorted(map(repr, of_all.values()))
 
 

@@ -252,6 +252,21 @@ def test_an_embedding_that_is_not_finite_or_zero_is_named_by_its_image_after_ima
         image_embeddings.embed_images(embedder, images, "set", flip=False, faults={})
 
 
+def test_a_chunk_tells_the_other_ranks_its_own_faults_alone(monkeypatch):
+    images = [b"damaged" if n in (1, 2, 3, 7) else encoded_image(n) for n in range(8)]
+    told, faults = [], {}
+
+    def gather(own):
+        told.append([index for index, *_ in own])
+        return [own]
+
+    monkeypatch.setattr(image_embeddings, "_CHUNK", 3)
+    monkeypatch.setattr(image_embeddings.collectives, "gather_json", gather)
+    embedder = ImageEmbedder(lambda image_BCHW: image_BCHW.float().mean((2, 3)), 16, 3, CPU)
+    unit_ND, _ = image_embeddings.embed_images(embedder, images, "set", faults=faults)
+    assert told == [[1, 2], [3], [7]] and list(faults) == [1, 2, 3, 7] and len(unit_ND) == 4
+
+
 def test_a_lowest_quality_is_refused_for_embeddings_without_one_and_if_none_reaches_it():
     known = Embeddings(np.eye(2, dtype=np.float32), ["a", "b"], np.array([0, 1]))
     for quality, fault in (
