@@ -109,7 +109,9 @@ def write_photo_pairs(folder: Path, output: Path, *, seed: int = 0) -> int:
     """
     source = open_dataset(folder)
     rng = np.random.default_rng([seed, 11])
-    images_of = [np.flatnonzero(source.labels == person).tolist() for person in np.unique(source.labels)]
+    by_label = np.argsort(source.labels, kind="stable")
+    _, starts = np.unique(source.labels[by_label], return_index=True)
+    images_of = [images.tolist() for images in np.split(by_label, starts[1:])]
     # Of each person, and until each: the pairs are numbered and not listed, which are millions for a thousand images.
     pairs_of = np.array([len(images) * (len(images) - 1) // 2 for images in images_of])
     past = np.cumsum(pairs_of)
