@@ -26,7 +26,7 @@ _SAMPLE = 16
 _MOST_READ = 20_000
 """Training images that are read at most: those with as many bytes as an image of the sample."""
 _MOST_READ_FOR_WARNING = 5_000
-"""The same for a set of which only a warning comes."""
+"""The same for a set of which only a warning comes; all such sets share the budget `_MOST_READ`."""
 _MOST_FOLDERS = 2_000
 """Entries of a folder of images that an evaluation lists."""
 _CHUNK = 1 << 20
@@ -40,22 +40,27 @@ class FoundImages:
     examined: int
     """Images of the sample that were compared with all training images of their size."""
     sample: int
+    read: int
+    """Training images that were read at most."""
 
     def __str__(self) -> str:
         """Return the number, as the subject of a message."""
         return f"{self.known} of {self.examined} examined images"
 
 
-def find_training_images(images: Sequence[bytes], train: FaceDataset, most_read: int) -> FoundImages:
+def find_training_images(
+    images: Sequence[bytes], train: FaceDataset, most_read: int, count_S: np.ndarray | None = None
+) -> FoundImages:
     """Look for 16 images of a sequence in training data, of which at most `most_read` images are read.
 
     They are one of each sixteenth of the sequence: that whose number of bytes the fewest training images have.
+    `count_S` is the result of `_count_alike` for the sizes of all images that will be looked for; None: counted here.
 
     Raises:
         DataError: an image of the training data cannot be read.
     """
     size_K = np.array([len(image) for image in images])
-    count_K = _count_alike(size_K, train)
+    count_K = (_count_alike(int(size_K.max()), train) if count_S is None else count_S)[size_K]
     sixteenths = np.array_split(np.arange(len(images)), min(_SAMPLE, len(images)))
     # At least 1: a size that no training image has would else prefer unknown images to known ones.
     sample = np.array([part[np.maximum(count_K[part], 1).argmin()] for part in sixteenths])
@@ -63,7 +68,8 @@ def find_training_images(images: Sequence[bytes], train: FaceDataset, most_read:
     examined = sample[np.cumsum(count_K[sample]) <= most_read]
     wanted = {images[at] for at in examined.tolist()}
     found = wanted.intersection(train.read(at) for at in _find_alike(size_K[examined], train))
-    return FoundImages(sum(images[at] in found for at in examined.tolist()), len(examined), len(sample))
+    known = sum(images[at] in found for at in examined.tolist())
+    return FoundImages(known, len(examined), len(sample), int(count_K[examined].sum()))
 
 
 def refuse_training_images(
@@ -103,14 +109,18 @@ def refuse_training_images(
 
 def sets_of_training_images(sets: Sequence[PairSet], train: FaceDataset, name: str) -> Iterator[str]:
     """Yield a sentence for each set with images of the training data `name`; none about data in an object store."""
-    if object_versions(train):  # each image would be a request
+    if not sets or object_versions(train):  # each image would be a request
         return
+    largest = max(len(image) for pairs in sets for image in pairs.images)
+    counted = [(place, part, _count_alike(largest, part)) for place, part in parts_of(train, name)]
+    left = _MOST_READ
     for pairs in sets:
-        for place, part in parts_of(train, name):
+        for place, part, count_S in counted:
             try:
-                found = find_training_images(pairs.images, part, _MOST_READ_FOR_WARNING)
+                found = find_training_images(pairs.images, part, min(_MOST_READ_FOR_WARNING, left), count_S)
             except DataError:  # training reports it, or leaves the image out
                 continue
+            left -= found.read
             if found.known:
                 yield (
                     f"{pairs.name}: {found} are in {place}, and the accuracy on them says nothing about other people"
@@ -172,16 +182,16 @@ def _open_local(path: Path, most_folders: int | None) -> FaceDataset | None:
     return open_dataset(path)
 
 
-def _count_alike(size_K: np.ndarray, train: FaceDataset) -> np.ndarray:
-    """Return for K numbers of bytes how many training images may have as many; all if no size is known: int64 (K,)."""
-    end = int(size_K.max()) + 1
+def _count_alike(largest: int, train: FaceDataset) -> np.ndarray:
+    """Return how many training images may have 0, 1, … `largest` bytes; all if no size is known: int64 (S,)."""
+    end = largest + 1
     begins_less_ends = np.zeros(end + 2, np.int64)
     for range_B2 in _size_ranges(train, end):
         if range_B2 is None:
-            return np.full(len(size_K), train.num_images)
+            return np.full(end, train.num_images)
         for column, change in ((range_B2[:, 0], 1), (range_B2[:, 1] + 1, -1)):
             begins_less_ends += change * np.bincount(column, minlength=len(begins_less_ends))
-    return begins_less_ends.cumsum()[size_K]
+    return begins_less_ends.cumsum()[:end]
 
 
 def _find_alike(size_K: np.ndarray, train: FaceDataset) -> Iterator[int]:

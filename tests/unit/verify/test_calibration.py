@@ -19,9 +19,11 @@ from facetrain.verify.calibrate_model import calibrate_model
 from facetrain.verify.calibration import calibrate, pick_threshold, sampled_images, stored_thresholds
 from facetrain.verify.metrics.bootstrap import draw_subjects, interval
 from facetrain.verify.metrics.draws import Draws
+from facetrain.verify.sets.pair_set import PairSet
 from facetrain.verify.training_images import (
     find_training_images,
     refuse_training_images,
+    sets_of_training_images,
     warn_of_training_images,
 )
 from tests.support.datasets import encoded_image, images_of, write_records
@@ -351,6 +353,22 @@ def test_the_sample_has_sizes_that_few_training_images_have(tmp_path):
     images = [image_of(100, 200 + n) for n in range(48)]
     images[2::3] = [image_of(sizes[40 + n], 40 + n) for n in range(16)]
     assert str(find_training_images(images, open_dataset(tmp_path), 32)) == "16 of 16 examined images"
+
+
+def test_sets_that_are_only_warned_of_share_the_reads_of_the_training_data(tmp_path, monkeypatch):
+    with RecordWriter(tmp_path / "train.rec") as writer:
+        for key in range(8):
+            writer.write(key, RecordHeader.of_image(0, key), image_of(100, key))
+    train, images = open_dataset(tmp_path), [image_of(100, 0), image_of(100, 1)]
+    sets = [PairSet(name, images, np.array([False])) for name in "ab"]
+    # To look for one of these images, all eight are read.
+    for most, found in {
+        32: ["a: 2 of 2", "b: 2 of 2"],
+        24: ["a: 2 of 2", "b: 1 of 1"],
+        8: ["a: 1 of 1"],
+    }.items():
+        monkeypatch.setattr(training_images, "_MOST_READ", most)
+        assert [one.partition(" examined")[0] for one in sets_of_training_images(sets, train, "t")] == found
 
 
 @pytest.mark.parametrize(
