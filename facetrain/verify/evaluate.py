@@ -139,7 +139,7 @@ def evaluate_scores(
     options = options or EvaluationOptions()
     table = read_scores(scores)
     name = scores.stem
-    warn_of_faults(name, table.scored.first_P, table.scored.second_P, table.scored.same_P)
+    warn_of_faults(name, table.scored.same_P)
     result = scores_result(table.scored, table.columns, options, table.quality, table.sides)
     evaluation = ModelResults(f"scores of {scores}", {name: result}, {}, is_leader=True, precision="")
     if against is None:

@@ -1,6 +1,6 @@
 """Faults of an evaluation set that make its results doubtful, although they can be computed."""
 
-# P pairs
+# P pairs   N images, two per pair
 
 from __future__ import annotations
 
@@ -23,23 +23,22 @@ from facetrain.verify.sets.search_sets import SearchSet
 from facetrain.verify.sets.subjects import connected_subjects
 
 
-def warn_of_faults(name: str, first_P: np.ndarray, second_P: np.ndarray, same_P: np.ndarray) -> None:
+def warn_of_faults(name: str, same_P: np.ndarray, image_N: np.ndarray | None = None) -> None:
     """Warn of each fault of the pairs of a set.
 
     Args:
         name: name of the set.
-        first_P: number of the first image of each pair, int (P,); equal images have equal numbers.
-        second_P: number of the second image.
         same_P: True for a genuine pair, bool (P,).
+        image_N: number of each image, int (N,); equal images have equal numbers. None: no two images are known to be
+            equal, and only the labels are checked.
     """
-    for fault in _faults(first_P, second_P, same_P):
+    for fault in _faults(same_P, image_N):
         warn(f"{name}: {fault}")
 
 
 def warn_of_faulty_set(pairs: PairSet) -> None:
     """Warn of the faults of a set of pairs, as `warn_of_faults`."""
-    image_N = dense_ids(pairs.images)
-    warn_of_faults(pairs.name, image_N[0::2], image_N[1::2], pairs.same)
+    warn_of_faults(pairs.name, pairs.same, dense_ids(pairs.images))
 
 
 def warn_of_missing_galleries(target: SearchSet | IjbSet) -> None:
@@ -89,12 +88,24 @@ def warn_of_photos(target: PairSet | SearchSet, image_size: int) -> None:
         )
 
 
-def _faults(first_P: np.ndarray, second_P: np.ndarray, same_P: np.ndarray) -> Iterator[str]:
+def _faults(same_P: np.ndarray, image_N: np.ndarray | None) -> Iterator[str]:
     if same_P.all() or not same_P.any():
         yield "all pairs are of one kind; accuracy and error rates need genuine and impostor pairs"
         return
+    if image_N is not None:
+        yield from _faults_of_images(same_P, image_N)
+    if np.any(np.diff(fold_order(same_P)) < 0):
+        yield (
+            "the pairs are sorted by kind, and a fold of consecutive pairs would have one kind only; each of the "
+            f"{FOLDS} folds gets its share of both kinds instead"
+        )
+    elif len(same_P) >= 2 * FOLDS and not has_mixed_folds(same_P):
+        yield "a fold of consecutive pairs has one kind only, and its accuracy rests on the order of the pairs"
+
+
+def _faults_of_images(same_P: np.ndarray, image_N: np.ndarray) -> Iterator[str]:
     # Sorted: (a, b) and (b, a) are one pair.
-    side_P2 = np.sort(np.column_stack([first_P, second_P]), axis=1)
+    side_P2 = np.sort(image_N.reshape(-1, 2), axis=1)
     if equal := int((side_P2[:, 0] == side_P2[:, 1]).sum()):
         yield f"{count_text(equal, 'pair')} with the same image on both sides: to be removed"
     distinct = len(np.unique(side_P2, axis=0))
@@ -102,7 +113,7 @@ def _faults(first_P: np.ndarray, second_P: np.ndarray, same_P: np.ndarray) -> It
     if labeled > distinct:
         number = count_text(labeled - distinct, "pair")
         yield f"{number} listed both as genuine and as impostor: the labels must be corrected"
-    subject_N = connected_subjects(first_P, second_P, same_P, int(side_P2.max()) + 1)
+    subject_N = connected_subjects(image_N[0::2], image_N[1::2], same_P, int(side_P2.max()) + 1)
     is_one_person = (subject_N[side_P2[:, 0]] == subject_N[side_P2[:, 1]]) & (side_P2[:, 0] < side_P2[:, 1])
     one_person = len(np.unique(side_P2[is_one_person & ~same_P], axis=0))
     # Those that are listed as both are reported above.
@@ -112,10 +123,3 @@ def _faults(first_P: np.ndarray, second_P: np.ndarray, same_P: np.ndarray) -> It
     if labeled < len(same_P):
         number = count_text(len(same_P) - labeled, "pair")
         yield f"{number} listed again, which would count as often: remove the repetitions"
-    if np.any(np.diff(fold_order(same_P)) < 0):
-        yield (
-            "the pairs are sorted by kind, and a fold of consecutive pairs would have one kind only; each of the "
-            f"{FOLDS} folds gets its share of both kinds instead"
-        )
-    elif len(same_P) >= 2 * FOLDS and not has_mixed_folds(same_P):
-        yield "a fold of consecutive pairs has one kind only, and its accuracy rests on the order of the pairs"
