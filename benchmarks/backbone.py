@@ -53,10 +53,12 @@ VARIANTS = {
     "facetrain": Variant("bf16"),
     "facetrain_in_ddp": Variant("bf16"),
     "facetrain_compiled": Variant("bf16", compile="on"),
+    "facetrain_compiled_in_ddp": Variant("bf16", compile="on"),
     "facetrain_replayed": Variant("bf16", compile="reduce-overhead"),
 }
 """Precision, memory layout and compiler. Variants of facetrain also use the fused optimizer
-and, on the CPU, its allocator settings and PReLU backward pass. One of them is wrapped in DDP of one rank."""
+and, on the CPU, its allocator settings and PReLU backward pass. Two of them are wrapped in DDP of one rank, in which
+torch.compile splits graphs at the ends of DDP's buckets."""
 ON_EVERY_DEVICE = ["plain", "bf16", "channels_last", "facetrain", "facetrain_compiled"]
 """Variants for all devices. Replayed code needs a GPU."""
 BASELINE = "plain"
@@ -164,7 +166,7 @@ def _prepared_step(workload: BackboneWorkload, name: str) -> Callable[[], None]:
     network: nn.Module = InPrecision(
         backbone, variant.precision, device, memory_format=memory_format, compile=variant.compile
     )
-    if name == "facetrain_in_ddp":
+    if name.endswith("in_ddp"):
         # Of a single rank, which sends nothing: what remains is the cost of DDP itself.
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]

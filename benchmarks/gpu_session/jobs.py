@@ -83,7 +83,7 @@ class Sizes:
     embedding_size: int = 512
     executions: tuple[tuple[str, ...], ...] = (_EAGER, ("facetrain_compiled",))
     """Variants of a backbone's step, by jobs: to compile a deep network takes minutes."""
-    more_executions: tuple[tuple[str, ...], ...] = (("facetrain_replayed",),)
+    more_executions: tuple[tuple[str, ...], ...] = (("facetrain_replayed",), ("facetrain_compiled_in_ddp",))
     steps: int = 20
     rounds: int = 3
     run_steps: int = 300
