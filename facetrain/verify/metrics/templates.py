@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from facetrain.distinct import distinct
 from facetrain.embeddings.normalization import l2_normalize
 
 _MAX_IMAGES = 1 << 15
@@ -72,7 +73,7 @@ def score_pairs(
     The pair lists of IJB compare a few thousand templates with nearly all others, so the scores are entries of blocks
     of one matrix product.
     """
-    rows, columns = np.unique(first_P), np.unique(second_P)
+    rows, columns = distinct(first_P), distinct(second_P)
     score_P = np.empty(len(first_P), np.float32)
     # The pairs of a block of rows are then neighbors.
     order = np.argsort(first_P, kind="stable")

@@ -26,6 +26,7 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.data.images.align import align, aligned_landmarks
+from facetrain.distinct import distinct
 from facetrain.embeddings.image_inputs import LazySequence, lazy_files
 from facetrain.errors import PairsError
 from facetrain.face_landmarks import TEMPLATE_SIZE, normalize_landmarks
@@ -225,7 +226,7 @@ def _read_template_subjects(path: Path, template: np.ndarray) -> TemplateSubject
 
 def _check_known(template: np.ndarray, listed: np.ndarray, path: Path) -> None:
     """Check that every listed template has an image."""
-    unknown = np.setdiff1d(listed, template)
+    unknown = np.setdiff1d(distinct(listed.ravel()), template)
     if len(unknown):
         raise PairsError(
             f"{path}: {len(unknown):,} templates have no image, among them template {unknown[0]}"
