@@ -82,6 +82,7 @@ def finetune(
         path,
         output or Path("runs") / f"finetune-{photos.resolve().name}",
         address,
+        aligner=faces.detector or faces.landmarks,
         targets=tuple(target or ()),
         overrides=tuple(set_ or ()),
         resume=resume,

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from facetrain.checkpoint.manifest import sha256_of
 from facetrain.config.loading import values_of_overrides
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
@@ -17,12 +18,13 @@ from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.landmark_finder import LandmarkFinder
 from facetrain.distinct import distinct
 from facetrain.embeddings.inference import Inference
-from facetrain.errors import RunError, UsageError
+from facetrain.errors import DataError, RunError, UsageError
 from facetrain.files import make_folder, os_errors_as, read_regular_text, write_atomically
 from facetrain.finetune.choices import Choice, Facts, choose, config_text
 from facetrain.finetune.first_model import backbone_of, trainable_model
 from facetrain.finetune.photo_faces import needed_finder, split_faces, write_faces, write_pairs
 from facetrain.finetune.workplace import Bar, Request, Workplace
+from facetrain.models.model_digest import digest_model_files
 from facetrain.run.folder.compatibility import lookup
 from facetrain.run.folder.data_digests import digest_labels, digest_records
 from facetrain.run.parts.teacher_embeddings import write_teacher_embeddings
@@ -94,7 +96,8 @@ def _require_output(request: Request) -> None:
     command = output / _COMMAND_FILE
     if command.exists() and read_regular_text(command) != _command_of(request, open_dataset(request.photos)):
         raise UsageError(
-            f"{output}: was begun with other photos, another model or another seed; choose another --output"
+            f"{output}: was begun with other photos, another model, detector or file of landmarks, or another seed; "
+            "choose another --output"
         )
 
 
@@ -106,11 +109,16 @@ def _begin_output(request: Request) -> None:
 
 
 def _command_of(request: Request, source: FaceDataset) -> str:
-    """Return what a resumed command must have in common with the first one: its arguments, and the photos."""
+    """Return what a resumed command must have in common with the first one: its arguments, and what it reads."""
     photos, model = (shell_path(os.path.abspath(path)) for path in (request.photos, request.model))
+    aligned_by = "none"
+    if request.aligner:
+        with os_errors_as(DataError, request.aligner):
+            aligned_by = sha256_of(request.aligner)
     return (
         f"facetrain finetune {photos} --model {model} --seed {request.seed}\n"
         f"# people of the photos {digest_labels(source)}, places in their files {digest_records(source)}\n"
+        f"# files of the model {digest_model_files(request.model)}, of the detector or the landmarks {aligned_by}\n"
     )
 
 

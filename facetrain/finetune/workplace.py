@@ -25,6 +25,8 @@ class Request:
     """Folder of the fine-tuning."""
     address: str | None = None
     """Address from which `model` was downloaded, for the config."""
+    aligner: Path | None = None
+    """File of the detector or of the landmarks by which photos are aligned."""
     targets: tuple[str, ...] = ()
     """Verification sets of other people."""
     overrides: tuple[str, ...] = ()

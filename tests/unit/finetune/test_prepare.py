@@ -85,6 +85,21 @@ def test_a_fine_tuning_of_photos_that_have_changed_is_not_resumed(removed, added
         prepare(resumed, None, interrupt, bar)
 
 
+@pytest.mark.parametrize("replaced", ["first.safetensors", "landmarks.csv"])
+def test_a_fine_tuning_whose_model_or_landmarks_have_changed_is_not_resumed(replaced, tmp_path):
+    (tmp_path / "landmarks.csv").write_text("0/0.jpg,1,1,2,1,1,2,1,3,2,3\n")
+    request = request_in(tmp_path, aligner=tmp_path / "landmarks.csv")
+    with pytest.raises(Interrupted, match="faces: 48 faces of 12 people"):
+        prepare(request, None, interrupt, bar)
+    resumed = replace(request, resume=True)
+    with pytest.raises(Interrupted, match="are held out"):
+        prepare(resumed, None, interrupt, bar)
+    with (tmp_path / replaced).open("ab") as file:
+        file.write(b"\n")
+    with pytest.raises(UsageError, match="was begun with .*another model, detector"):
+        prepare(resumed, None, interrupt, bar)
+
+
 def test_photos_of_the_training_in_a_set_of_other_people_are_warned_of_before_the_training(tmp_path, capsys):
     request = request_in(tmp_path)
     with pytest.raises(Interrupted, match="faces: 48 faces of 12 people"):
