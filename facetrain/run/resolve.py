@@ -22,6 +22,7 @@ from facetrain.run.asked_config import AskedConfig
 from facetrain.run.folder.accepted import Accepted
 from facetrain.run.folder.compatibility import (
     check_compatibility,
+    check_initial,
     check_meaning,
     find_config_changes,
     lookup,
@@ -119,6 +120,8 @@ def _continued(
     changes, manifest = find_config_changes(checkpoint, config), checkpoint.manifest.digest
     accepted = Accepted.since(manifest, Path(plan.folder))
     check_compatibility(checkpoint, config, total_steps=schedule.total_steps)
+    if plan.request.command == "resume":
+        check_initial(changes, plan.set_keys)
     check_meaning(checkpoint, accepted.new_changes(changes), plan.set_keys)
     check_inputs(checkpoint, accepted.new_inputs(plan.inputs), source.num_classes, plan.set_keys)
     stopped = EarlyStop.of(checkpoint.meta).reason(config.train.stop_early)

@@ -45,6 +45,8 @@ _MEANING_KEYS = (
     "head.expectation_margin",
 )
 """Config keys and sections without which a run is another one: they change only with --set."""
+_INITIAL_KEYS = ("model.init_from", "model.init_blocks", "head.init_from")
+"""Config keys that decide the first weights of a run."""
 
 
 class ConfigChange(BaseModel, frozen=True):
@@ -100,6 +102,26 @@ def check_meaning(checkpoint: Checkpoint, changes: list[ConfigChange], set_keys:
             f"{', '.join(map(str, refused))}: {checkpoint.folder} was trained with the values before the arrows; "
             f"restore them in the config, or change them on purpose with {options}"
         )
+
+
+def check_initial(changes: list[ConfigChange], set_keys: Set[str]) -> None:
+    """Check that `facetrain resume` does not set what has an effect only when a run starts.
+
+    Other differences are allowed: a start with `--resume` may give another path or address of the same model.
+
+    Args:
+        changes: the keys whose values differ from the checkpoint.
+        set_keys: keys and sections that the command line sets.
+
+    Raises:
+        ConfigError: it does.
+    """
+    for change in changes:
+        if change.key in _INITIAL_KEYS and is_set(set_keys, change.key):
+            raise ConfigError(
+                f"{change}: decides the first weights of a run, and a resume has those of its checkpoint; remove the "
+                "--set, or start a new run"
+            )
 
 
 def check_compatibility(checkpoint: Checkpoint, config: Config, *, total_steps: int) -> None:

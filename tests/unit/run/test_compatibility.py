@@ -11,6 +11,7 @@ from facetrain.errors import ConfigError
 from facetrain.run.folder.compatibility import (
     ConfigChange,
     check_compatibility,
+    check_initial,
     check_meaning,
     differences,
     find_config_changes,
@@ -118,3 +119,12 @@ def test_the_advice_for_a_changed_value_is_one_that_set_takes():
     change = ConfigChange(key="head.margin.options.bound", before=1.0, now=float("inf"))
     with pytest.raises(ConfigError, match=r"with --set head\.margin\.options\.bound=\.inf$"):
         check_meaning(SimpleNamespace(folder="step_00000004"), [change], frozenset())
+
+
+@pytest.mark.parametrize("key", ["model.init_from", "model.init_blocks", "head.init_from"])
+def test_another_first_model_is_refused_if_the_command_line_sets_it(key):
+    changes = [ConfigChange(key=key, before="old", now="new")]
+    with pytest.raises(ConfigError, match=rf"^{key}: \"old\" → \"new\": .* or start a new run$"):
+        check_initial(changes, {key})
+    check_initial(changes, {"train.epochs"})
+    check_initial([], {key})

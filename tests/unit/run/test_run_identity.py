@@ -150,6 +150,14 @@ def test_another_recipe_is_refused_because_it_gives_defaults_only(run):
         go_on(run, 2, ["recipe=head"])
 
 
+def test_a_resume_may_not_set_another_first_model(run):
+    before = (run / "config.yaml").read_text()
+    with pytest.raises(ConfigError, match=r'^model\.init_from: null → ".*/other\.pt": .*start a new run$'):
+        go_on(run, 2, ["model.init_from=other.pt"])
+    assert (run / "config.yaml").read_text() == before
+    assert go_on(run, 2, ["model.init_from=null"]) == 0
+
+
 def test_all_refused_changes_are_named_at_once_with_the_options_that_allow_them(run):
     edit(run, "seed: 2048", "seed: 1")
     edit(run, "muon: null", "muon: {lr: 0.01}")
