@@ -71,7 +71,7 @@ def embed(
 
     is_teacher = output.suffix == _TEACHER_SUFFIX
     skipped_file = output.with_name(output.name + _SKIPPED_SUFFIX)
-    require_no_input((model, input), output, skipped_file if skip_bad else None)
+    require_no_input((model, input), output, skipped_file)
     if is_teacher and detector:
         raise UsageError(f"{output}: a teacher's embeddings need aligned faces; remove --detector")
     if is_teacher and skip_bad:
@@ -85,7 +85,7 @@ def embed(
                 f"{output}: the folder of images would be read as a Parquet dataset; choose another folder"
             )
         require_format(output)
-    require_writable(output, skipped_file if skip_bad else None)
+    require_writable(output, skipped_file)
     require_existing(model, input, detector)
     from facetrain.cli.progress_bar import progress_bar
     from facetrain.embeddings.embed_images import embed_input
@@ -113,8 +113,7 @@ def embed(
         "; each is the sum of the image's and its mirror image's embedding (--no-flip: only the image's)"
     )
     echo_line(f"{output}: {count_text(count, 'embedding')} of size {size}{mirrored if flip else ''}")
-    if skip_bad:
-        _list_skipped(skipped_file, skipped or [])
+    _list_skipped(skipped_file, skipped or [])
 
 
 def _list_skipped(path: Path, skipped: list[SkippedFile]) -> None:

@@ -52,6 +52,14 @@ def printed_by(capfd, *arguments):
     return capfd.readouterr()
 
 
+def test_embeddings_of_all_images_have_no_table_of_an_earlier_call_beside_them(model, tmp_path, capfd):
+    (tmp_path / "photo.png").write_bytes(encoded_image(1, 32))
+    table = tmp_path / "e.npz.skipped.csv"
+    table.write_text("of an earlier call")
+    printed_by(capfd, "embed", model, tmp_path / "photo.png", "--output", tmp_path / "e.npz")
+    assert not table.exists()
+
+
 @pytest.mark.slow
 def test_a_bad_photo_ends_no_command_that_may_skip_it(model, tmp_path, capfd):
     (tmp_path / "photos").mkdir()
