@@ -91,12 +91,18 @@ def read_copied_cards(path: Path) -> list[dict[str, Any]]:
         content = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return []
-    return [card for card in (content if isinstance(content, list) else [content]) if isinstance(card, dict)]
+    return united_cards(content if isinstance(content, list) else [content])
 
 
-def card_text(cards: Iterable[DatasetCard]) -> str:
-    """Return the stated values of cards as YAML: one as it is read, several as a list."""
-    values = [card.model_dump(exclude_none=True) for card in cards]
+def united_cards(*lists: Any) -> list[dict[str, Any]]:
+    """Return the cards in lists of metadata, in order and each once; what is no list or no card is left out."""
+    cards = [card for one in lists if isinstance(one, list) for card in one if isinstance(card, dict)]
+    return [card for number, card in enumerate(cards) if card not in cards[:number]]
+
+
+def card_text(cards: Iterable[DatasetCard], *, before: Any = None) -> str:
+    """Return the stated values of cards as YAML, after the list `before`: one as it is read, several as a list."""
+    values = united_cards(before, [card.model_dump(exclude_none=True) for card in cards])
     return dump_yaml(values[0] if len(values) == 1 else values)
 
 

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from facetrain.models.embedding_model import EmbeddingModel
+from facetrain.models.model_file import CARDS_KEY, CONFIG_KEY
 from facetrain.text import printable
 
 _TO_FILL_IN = "_to be filled in by the publisher of the model_"
@@ -44,12 +45,12 @@ def model_card(
         file: Facts about the exported file, by their names.
         license: License of the model; None leaves it to the publisher.
     """
-    config = model.metadata.get("config")
+    config = model.metadata.get(CONFIG_KEY)
     lines = [
         f"# {escape_markdown(name)}\n",
         *_network(model, file, license),
         *_training(config if isinstance(config, Mapping) else {}),
-        *_datasets(model.metadata.get("datasets")),
+        *_datasets(model.metadata.get(CARDS_KEY)),
         *_results(results),
         *_limits(results),
     ]

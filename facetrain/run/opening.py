@@ -11,6 +11,7 @@ from facetrain.data.dataset_card import card_text
 from facetrain.data.skipped_files import skipped_summary, skipped_table
 from facetrain.device.capability import float32_name
 from facetrain.files import write_atomically
+from facetrain.models.model_file import CARDS_KEY
 from facetrain.run.build import Parts
 from facetrain.run.folder.run_files import CARDS_FILE, LEFT_OUT_FILE
 from facetrain.run.outputs import RunOutputs
@@ -26,8 +27,11 @@ def report_start(parts: Parts, outputs: RunOutputs) -> None:
         outputs.report(parts.state.centers_remark)
     _report_config_changes(parts, outputs)
     report_skipped_files(parts, outputs.print)
-    # The cards beside the data may change.
-    write_atomically(parts.folder / CARDS_FILE, card_text(read_training_cards(parts.config.data)))
+    # The cards beside the data may change, and the steps until the checkpoint may have been trained on other data.
+    model = parts.checkpoint.meta.get("model") if parts.checkpoint else None
+    trained = model.get(CARDS_KEY) if isinstance(model, dict) else None
+    cards = card_text(read_training_cards(parts.config.data), before=trained)
+    write_atomically(parts.folder / CARDS_FILE, cards)
 
 
 def _opening_line(parts: Parts) -> str:

@@ -174,6 +174,8 @@ def test_another_dataset_of_as_many_identities_is_refused_unless_it_is_set(run, 
     with pytest.raises(ConfigError, match="data.train: .*--set data.train=VALUE"):
         go_on(run, 2)
     assert go_on(run, 2, [f"data.train={other}"]) == 0
+    # The model has learned from both.
+    assert [card["name"] for card in read_model(run).description["datasets"]] == ["data", "other"]
     moved = other.rename(tmp_path / "moved")
     edit(run, f"train: {other}", f"train: {moved}")
     assert go_on(run) == 0, "the same dataset under another path"
