@@ -12,10 +12,19 @@ from torch import Tensor
 
 from facetrain.backbone.base import DEFAULT_IMAGE_SIZE, Backbone
 from facetrain.backbone.zoo import build_backbone
+from facetrain.data.dataset_card import united_cards
 from facetrain.errors import ModelError
 from facetrain.models.embedding_model import open_model
 from facetrain.models.initialize_from import initialize_backbone
-from facetrain.models.model_file import SOURCES_KEY, STEP_KEY, THRESHOLDS_KEY, save_model
+from facetrain.models.model_file import (
+    CARDS_KEY,
+    SOURCES_KEY,
+    STEP_KEY,
+    THRESHOLDS_KEY,
+    TRAINED_ON_KEY,
+    save_model,
+    training_data,
+)
 from facetrain.models.preprocessing import PREPROCESSING, PREPROCESSING_KEY, require_trainable_input
 from facetrain.models.read_model import is_graph, read_model
 
@@ -32,7 +41,7 @@ def average_models(models: Sequence[Path], weights: Sequence[float], output: Pat
 
     Args:
         models: the first is a run, a checkpoint or a file of a facetrain backbone, whose description is taken over; the
-            others are files that `initialize_backbone` loads into that network.
+            others are files that `initialize_backbone` loads into that network. The cards of the data are those of all.
         weights: a number per model, at least 0; they are divided by their sum.
         output: .safetensors file.
 
@@ -46,10 +55,13 @@ def average_models(models: Sequence[Path], weights: Sequence[float], output: Pat
             f"{len(models)} models cannot be averaged with the weights {list(weights)}; give one finite number of "
             "at least 0 for each model, not all of them 0"
         )
-    states, description = _read_states(models)
+    states, descriptions = _read_states(models)
     shares = [weight / sum(weights) for weight in weights]
+    description = {key: value for key, value in descriptions[0].items() if key not in _MEASURED_KEYS}
+    description[CARDS_KEY] = united_cards(*(each.get(CARDS_KEY) for each in descriptions))
     description[SOURCES_KEY] = [
-        {"model": str(path), "weight": share} for path, share in zip(models, shares, strict=True)
+        {"model": str(path), "weight": share, TRAINED_ON_KEY: training_data(each)}
+        for path, share, each in zip(models, shares, descriptions, strict=True)
     ]
     # One tensor after the other: the sums in float64 are never all in memory.
     average = {name: _average([state[name] for state in states], shares) for name in states[0]}
@@ -57,8 +69,8 @@ def average_models(models: Sequence[Path], weights: Sequence[float], output: Pat
     return description
 
 
-def _read_states(models: Sequence[Path]) -> tuple[list[dict[str, Tensor]], dict[str, Any]]:
-    """Return the weights of models of one network, and the description of the first without what was measured on it.
+def _read_states(models: Sequence[Path]) -> tuple[list[dict[str, Tensor]], list[dict[str, Any]]]:
+    """Return the weights of models of one network, and their descriptions.
 
     Raises:
         ModelError: a model cannot be read or has another network, or the first is not a backbone of facetrain.
@@ -71,11 +83,13 @@ def _read_states(models: Sequence[Path]) -> tuple[list[dict[str, Tensor]], dict[
             "after it"
         )
     require_trainable_input(first.metadata, str(models[0]))
+    descriptions = [first.metadata]
+    descriptions += [_describe(path, first.metadata["backbone"]) for path in models[1:]]
     states = [first.network.state_dict()]
     states += [_read_state(path, first.metadata["backbone"]) for path in models[1:]]
     for path, state in zip(models, states, strict=True):
         _require_trained(state, path)
-    return states, {key: value for key, value in first.metadata.items() if key not in _MEASURED_KEYS}
+    return states, descriptions
 
 
 def _read_state(path: Path, options: dict[str, Any]) -> dict[str, Tensor]:
@@ -85,16 +99,19 @@ def _read_state(path: Path, options: dict[str, Any]) -> dict[str, Tensor]:
             "which it was exported"
         )
 
-    _require_same_input(path, options)
     network = build_backbone(**options)
     initialize_backbone(network, path, refuse)
     return network.state_dict()
 
 
-def _require_same_input(path: Path, options: dict[str, Any]) -> None:
-    """Refuse a model for other images: its weights may fit, and their average with the first model's is useless."""
+def _describe(path: Path, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the description of a model; empty for a graph.
+
+    Raises:
+        ModelError: it is for other images. Its weights may fit, and their average with the first model's is useless.
+    """
     if is_graph(path):
-        return  # its weights are converted to the input of our backbones
+        return {}  # its weights are converted to the input of our backbones
     _, description, origin = read_model(path)
     size, expected = (
         each.get("image_size", DEFAULT_IMAGE_SIZE) for each in (description.get("backbone", {}), options)
@@ -105,6 +122,7 @@ def _require_same_input(path: Path, options: dict[str, Any]) -> None:
             f"{origin}: takes images of {size} pixels with {preprocessing}, and the first model images of {expected} "
             f"pixels with {PREPROCESSING}; only models with the same input have an average"
         )
+    return description
 
 
 def _require_trained(state: Mapping[str, Tensor], path: Path) -> None:

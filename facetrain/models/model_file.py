@@ -11,6 +11,7 @@ The description is JSON under the metadata key `facetrain` of a .safetensors fil
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,9 @@ MODEL_FILE = "model.safetensors"
 _CVLFACE_FILE = Path("pretrained_model", "model.pt")
 """Weights in a folder that CVLface publishes."""
 SOURCES_KEY = "average_of"
-"""Key of the description: the averaged models and their weights."""
+"""Key of the description: the averaged models, their weights, and `TRAINED_ON_KEY`."""
+TRAINED_ON_KEY = "trained_on"
+"""Key of an averaged model: what `training_data` says of it."""
 CONFIG_KEY = "config"
 """Key of the description: the config of the run."""
 CARDS_KEY = "datasets"
@@ -68,6 +71,19 @@ def write_model(path: Path, state: dict[str, Tensor], description: dict[str, Any
     metadata = {METADATA_KEY: json.dumps(description), CHECKSUM_KEY: checksum_of(tensors)}
     # Not by `safetensors.torch.save_file`: it writes the entries of the metadata in a random order.
     write_tensors(path, tensors, metadata)
+
+
+def training_data(description: Mapping[str, Any]) -> list[str]:
+    """Return the known paths of the data on which a model was trained; of an average, those of all its models."""
+    sources = description.get(SOURCES_KEY)
+    if isinstance(sources, list):
+        lists = [source.get(TRAINED_ON_KEY) for source in sources if isinstance(source, dict)]
+        paths = [path for one in lists if isinstance(one, list) for path in one]
+    else:
+        config = description.get(CONFIG_KEY)
+        data = config.get("data") if isinstance(config, dict) else None
+        paths = [data.get("train")] if isinstance(data, dict) else []
+    return list(dict.fromkeys(path for path in paths if isinstance(path, str)))
 
 
 def newest_model_file(folder: Path) -> Path | None:

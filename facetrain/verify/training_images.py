@@ -16,6 +16,7 @@ from facetrain.data.open_dataset import open_dataset
 from facetrain.data.remote_dataset import object_versions
 from facetrain.data.yaml_file import read_yaml
 from facetrain.errors import DataError
+from facetrain.models.model_file import training_data
 from facetrain.remote.address import is_remote
 from facetrain.telemetry.log import warn
 from facetrain.verify.sets.pair_set import PairSet
@@ -87,8 +88,8 @@ def refuse_training_images(
         DataError: at least half of the examined images are in the training data, or in one dataset of a mixture; a
             few give a warning, and so do images that too many training images would have to be read for.
     """
-    train = _open_training_data(description)
-    for place, part in parts_of(train[1], train[0]) if train else ():
+    opened = _open_training_data(description)
+    for place, part in (part for name, train in opened for part in parts_of(train, name)):
         try:
             found = find_training_images(images, part, _MOST_READ)
         except DataError:
@@ -132,29 +133,25 @@ def warn_of_training_images(sets: Sequence[PairSet], description: Mapping[str, A
 
     `description` is the metadata of the model file, with the config of its run.
     """
-    train = _open_training_data(description, most_folders=_MOST_FOLDERS) if sets else None
-    if train is not None:
-        for remark in sets_of_training_images(sets, train[1], train[0]):
+    for name, train in _open_training_data(description, most_folders=_MOST_FOLDERS) if sets else ():
+        for remark in sets_of_training_images(sets, train, name):
             warn(f"{remark}; {HOLD_OUT_ADVICE}")
 
 
 def _open_training_data(
     description: Mapping[str, Any], most_folders: int | None = None
-) -> tuple[str, FaceDataset] | None:
-    """Return path and dataset of a model's training data; None if they are unknown or cannot be read on this machine.
+) -> Iterator[tuple[str, FaceDataset]]:
+    """Yield path and dataset of a model's training data, if they are known and can be read on this machine.
 
-    `most_folders`: also None, with a warning, if a folder has more entries, all of which would be listed.
+    `most_folders`: not, with a warning, if a folder has more entries, all of which would be listed.
     """
-    config = description.get("config")
-    data = config.get("data") if isinstance(config, dict) else None
-    train = data.get("train") if isinstance(data, dict) else None
-    if not isinstance(train, str):
-        return None
-    try:
-        dataset = _open_local(Path(train), most_folders)
-    except (DataError, OSError):  # such as a folder of another user, who has trained the model
-        return None
-    return None if dataset is None else (train, dataset)
+    for path in training_data(description):
+        try:
+            dataset = _open_local(Path(path), most_folders)
+        except (DataError, OSError):  # such as a folder of another user, who has trained the model
+            continue
+        if dataset is not None:
+            yield path, dataset
 
 
 def _open_local(path: Path, most_folders: int | None) -> FaceDataset | None:

@@ -9,7 +9,7 @@ from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import ModelError
 from facetrain.models.average_models import average_models
 from facetrain.models.embedding_model import open_model
-from facetrain.models.model_file import describe_backbone, save_model
+from facetrain.models.model_file import describe_backbone, save_model, training_data
 from tests.support.command import refusal
 from tests.support.models import write_model
 from tests.support.mxnet_files import randomize, write_iresnet
@@ -47,6 +47,21 @@ def test_the_description_is_that_of_the_first_model_without_what_was_measured_on
     assert metadata["config"] == {"seed": 3} and not metadata.keys() & {"thresholds", "step"}
     parts = [(part["model"], part["weight"]) for part in metadata["average_of"]]
     assert parts == [(str(first), 0.25), (str(second), 0.75)]
+
+
+def test_the_data_of_all_models_are_known_of_their_average_and_of_its_average(tmp_path):
+    paths = [tmp_path / f"{name}.safetensors" for name in "abcd"]
+    for seed, (path, data) in enumerate(zip(paths[:3], ("first", "second", "first"), strict=True)):
+        write(path, seed, config={"data": {"train": f"/{data}"}}, datasets=[{"name": data}])
+    write(paths[3], 3)
+    average_models(paths[:3], [1, 1, 1], tmp_path / "average.safetensors")
+    metadata = opened(tmp_path / "average.safetensors").metadata
+    assert metadata["datasets"] == [{"name": "first"}, {"name": "second"}]
+    assert training_data(metadata) == ["/first", "/second"]
+    average_models([paths[3], tmp_path / "average.safetensors"], [1, 1], tmp_path / "next.safetensors")
+    metadata = opened(tmp_path / "next.safetensors").metadata
+    assert metadata["datasets"] == [{"name": "first"}, {"name": "second"}]
+    assert training_data(metadata) == ["/first", "/second"]
 
 
 def test_a_file_of_mxnet_is_averaged_with_a_network_that_was_fine_tuned_from_it(tmp_path):

@@ -294,7 +294,7 @@ def test_copies_of_an_image_do_not_count_as_pairs(tmp_path):
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("form", ["folder", "records", "mixture"])
+@pytest.mark.parametrize("form", ["folder", "records", "mixture", "average"])
 @pytest.mark.parametrize(
     ("shared", "outcome"), [(10, "refused"), (6, "refused"), (1, "warned"), (0, "accepted")]
 )
@@ -314,6 +314,9 @@ def test_people_of_the_training_data_are_refused(tmp_path, capsys, form, shared,
         train.write_text("datasets: [{path: other}, {path: train}]")
     images = known[:shared] + [encoded_image(200 + n) for n in range(10 - shared)]
     description = {"config": {"data": {"train": str(train)}}}
+    if form == "average":
+        sources = [{"model": "a", "trained_on": ["/nowhere"]}, {"model": "b", "trained_on": [str(train)]}]
+        description = {"config": {"data": {"train": "/nowhere"}}, "average_of": sources}
     if outcome == "refused":
         with pytest.raises(DataError, match=f"people: {shared} of 10 .*{train}"):
             refuse_training_images(images, "people", Path("m"), description)
