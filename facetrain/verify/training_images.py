@@ -86,8 +86,13 @@ def refuse_training_images(
 
     Raises:
         DataError: at least half of the examined images are in the training data, or in one dataset of a mixture; a
-            few give a warning, and so do images that too many training images would have to be read for.
+            few give a warning, and so do images that too many training images would have to be read for, and a model
+            of unknown training data.
     """
+    if not training_data(description):  # such as an exported file
+        warn(
+            f"{model}: what it was trained on is unknown; that its people are not in {target} is not checked"
+        )
     opened = _open_training_data(description)
     for place, part in (part for name, train in opened for part in parts_of(train, name)):
         try:

@@ -374,18 +374,27 @@ def test_sets_that_are_only_warned_of_share_the_reads_of_the_training_data(tmp_p
         assert [one.partition(" examined")[0] for one in sets_of_training_images(sets, train, "t")] == found
 
 
-@pytest.mark.parametrize(
-    "config",
-    [None, [1], "text", {"data": None}, {"data": [1]}]
-    + [
-        {"data": {"train": train}} for train in ([1], "/nowhere", "/" + "n" * 300)
-    ],  # no file can have the last name
-)
-def test_people_are_accepted_if_the_training_data_cannot_be_read(config, capsys):
-    for description in ({}, {"config": config}):
-        refuse_training_images([b"image"], "people", Path("m"), description)
-        warn_of_training_images(["no set is opened"], description)
+@pytest.mark.parametrize("train", ["/nowhere", "/" + "n" * 300])  # no file can have the last name
+def test_people_are_accepted_if_the_training_data_cannot_be_read(train, capsys):
+    description = {"config": {"data": {"train": train}}}
+    refuse_training_images([b"image"], "people", Path("m"), description)
+    warn_of_training_images(["no set is opened"], description)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "description",
+    [{}, {"average_of": [1, {"trained_on": "x"}, {"trained_on": [1]}]}]
+    + [{"config": config} for config in (None, [1], "text", {"data": None}, {"data": [1]})]
+    + [{"config": {"data": {"train": [1]}}}],
+)
+def test_a_calibration_says_that_the_training_data_are_unknown(description, capsys):
+    warn_of_training_images(["no set is opened"], description)
+    assert capsys.readouterr().err == ""
+    refuse_training_images([b"image"], "people", Path("m"), description)
+    assert (
+        "m: what it was trained on is unknown; that its people are not in people" in capsys.readouterr().err
+    )
 
 
 def test_a_mixture_whose_data_may_be_in_a_store_is_not_opened(tmp_path, monkeypatch):
