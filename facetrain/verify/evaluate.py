@@ -93,7 +93,7 @@ def evaluate(
             sets = {target.name: target for target in open_sets(targets, data_dir)}
             tables = _read_tables(sets, slices)
             if world.is_leader:
-                _warn_of_doubtful_sets(sets, opened)
+                _warn_of_doubtful_sets(sets, opened, *(each for each in (other, gallery) if each is not None))
             scored = scores_of_set(scores, _only_set_of_pairs(sets, scores)) if scores is not None else None
 
         def embedder_of(opened: EmbeddingModel) -> ImageEmbedder:
@@ -164,7 +164,7 @@ def _require_same_size(
         )
 
 
-def _warn_of_doubtful_sets(sets: dict[str, AnySet], opened: EmbeddingModel) -> None:
+def _warn_of_doubtful_sets(sets: dict[str, AnySet], opened: EmbeddingModel, *others: EmbeddingModel) -> None:
     of_pairs = [target for target in sets.values() if isinstance(target, PairSet)]
     for pairs in of_pairs:
         warn_of_faulty_set(pairs)
@@ -175,7 +175,7 @@ def _warn_of_doubtful_sets(sets: dict[str, AnySet], opened: EmbeddingModel) -> N
             warn_of_missing_galleries(target)
         if not isinstance(target, IjbSet):  # whose faces are aligned during the evaluation
             warn_of_photos(target, opened.image_size)
-    warn_of_training_images(of_pairs, opened.metadata)
+    warn_of_training_images(of_pairs, [model.metadata for model in (opened, *others)])
 
 
 @torch.no_grad()

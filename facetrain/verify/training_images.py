@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -89,11 +89,12 @@ def refuse_training_images(
             few give a warning, and so do images that too many training images would have to be read for, and a model
             of unknown training data.
     """
-    if not training_data(description):  # such as an exported file
+    paths = training_data(description)
+    if not paths:  # such as an exported file
         warn(
             f"{model}: what it was trained on is unknown; that its people are not in {target} is not checked"
         )
-    opened = _open_training_data(description)
+    opened = _open_training_data(paths)
     for place, part in (part for name, train in opened for part in parts_of(train, name)):
         try:
             found = find_training_images(images, part, _MOST_READ)
@@ -133,24 +134,25 @@ def sets_of_training_images(sets: Sequence[PairSet], train: FaceDataset, name: s
                 )
 
 
-def warn_of_training_images(sets: Sequence[PairSet], description: Mapping[str, Any]) -> None:
-    """Warn of sets with images on which a model was trained, if its data can be opened here at once.
+def warn_of_training_images(sets: Sequence[PairSet], descriptions: Iterable[Mapping[str, Any]]) -> None:
+    """Warn of sets with images on which one of several models was trained, if its data can be opened here at once.
 
-    `description` is the metadata of the model file, with the config of its run.
+    `descriptions` are the metadata of the model files, with the configs of their runs.
     """
-    for name, train in _open_training_data(description, most_folders=_MOST_FOLDERS) if sets else ():
+    paths = dict.fromkeys(path for each in descriptions for path in training_data(each))
+    for name, train in _open_training_data(paths, most_folders=_MOST_FOLDERS) if sets else ():
         for remark in sets_of_training_images(sets, train, name):
             warn(f"{remark}; {HOLD_OUT_ADVICE}")
 
 
 def _open_training_data(
-    description: Mapping[str, Any], most_folders: int | None = None
+    paths: Iterable[str], most_folders: int | None = None
 ) -> Iterator[tuple[str, FaceDataset]]:
-    """Yield path and dataset of a model's training data, if they are known and can be read on this machine.
+    """Yield path and dataset of the training data that can be read on this machine.
 
     `most_folders`: not, with a warning, if a folder has more entries, all of which would be listed.
     """
-    for path in training_data(description):
+    for path in paths:
         try:
             dataset = _open_local(Path(path), most_folders)
         except (DataError, OSError):  # such as a folder of another user, who has trained the model

@@ -378,7 +378,7 @@ def test_sets_that_are_only_warned_of_share_the_reads_of_the_training_data(tmp_p
 def test_people_are_accepted_if_the_training_data_cannot_be_read(train, capsys):
     description = {"config": {"data": {"train": train}}}
     refuse_training_images([b"image"], "people", Path("m"), description)
-    warn_of_training_images(["no set is opened"], description)
+    warn_of_training_images(["no set is opened"], [description])
     assert capsys.readouterr().err == ""
 
 
@@ -389,7 +389,7 @@ def test_people_are_accepted_if_the_training_data_cannot_be_read(train, capsys):
     + [{"config": {"data": {"train": [1]}}}],
 )
 def test_a_calibration_says_that_the_training_data_are_unknown(description, capsys):
-    warn_of_training_images(["no set is opened"], description)
+    warn_of_training_images(["no set is opened"], [description])
     assert capsys.readouterr().err == ""
     refuse_training_images([b"image"], "people", Path("m"), description)
     assert (

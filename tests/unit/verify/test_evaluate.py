@@ -162,6 +162,17 @@ def test_a_set_of_training_images_gives_a_warning(tmp_path, capsys, known, numbe
     assert (warned in capsys.readouterr().err) == (number is not None)
 
 
+@pytest.mark.parametrize("role", ["against", "gallery_model"])
+def test_a_set_of_training_images_of_the_second_model_gives_a_warning(model, tmp_path, capsys, role):
+    train = write_records(tmp_path / "train", [0, 0, 1, 1], size=32)
+    second = tmp_path / "second.safetensors"
+    write_model(second, config={"data": {"train": str(train)}})
+    write_bin(tmp_path / "set.bin", [image for _, image in images_of(open_dataset(train))], [True, False])
+    options = {"options": WITHOUT_INTERVALS, "inference": CPU, role: second}
+    evaluate(model, ["set"], tmp_path, **options)
+    assert f"warning: set: 4 of 4 examined images are in {train}, and" in capsys.readouterr().err
+
+
 def test_a_folder_of_many_people_is_not_compared_with_the_sets_and_this_is_said(
     tmp_path, monkeypatch, capsys
 ):
