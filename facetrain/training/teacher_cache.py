@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -41,10 +42,13 @@ _ADVICE = "write it again: facetrain embed TEACHER DATASET --output FILE.safeten
 
 
 @contextmanager
-def new_cache(path: Path, shape: tuple[int, int, int], digests: dict[str, str]) -> Iterator[np.ndarray]:
-    """Yield the array of a new cache, float32 (N, R, T); the file appears when the block ends without an error.
+def new_cache(
+    path: Path, shape: tuple[int, int, int], digests: dict[str, str]
+) -> Iterator[Callable[[int, np.ndarray], None]]:
+    """Yield a function that writes rows of a new cache (N, R, T): it takes the first image and float32 (B, R, T).
 
-    `digests` are those of the dataset and the teacher, by the keys of `DIGESTS`.
+    The file appears when the block ends without an error; the caller has then written all rows. `digests` are those of
+    the dataset and the teacher, by the keys of `DIGESTS`.
 
     Raises:
         DataError: the file cannot be written.
@@ -55,22 +59,19 @@ def new_cache(path: Path, shape: tuple[int, int, int], digests: dict[str, str]) 
     }
     header = file_header(tensors, digests)
     size, checksums_size = (tensor.nbytes for tensor in tensors.values())
-    end = size + checksums_size
-    with new_file(path, DataError) as scratch:
-        with scratch.open("wb") as file:
-            file.write(header)
-            # Zeros and not a hole: on a full disk, this raises an error, and a write to mapped memory ends the process.
-            zeros = bytes(1 << 20)
-            for begin in range(0, end, len(zeros)):
-                file.write(zeros[: end - begin])
-        row_NRT = np.memmap(scratch, np.float32, "r+", len(header), shape)
-        # The caller fills the rows; their checksums are computed when all are there.
-        yield row_NRT
-        checksum_NR = np.memmap(scratch, np.uint32, "r+", len(header) + size, shape[:2])
-        for begin in range(0, shape[0], _ROWS_PER_READ):
-            checksum_NR[begin : begin + _ROWS_PER_READ] = _checksums(row_NRT[begin : begin + _ROWS_PER_READ])
-        row_NRT.flush()
-        checksum_NR.flush()
+    with new_file(path, DataError) as scratch, scratch.open("wb") as file:
+
+        def write(first: int, row_BRT: np.ndarray) -> None:
+            for start, array in ((0, row_BRT), (size, _checksums(row_BRT))):
+                file.seek(len(header) + start + first * array[0].nbytes)
+                file.write(np.ascontiguousarray(array).data)
+
+        # A full disk is reported now and not after hours.
+        os.posix_fallocate(file.fileno(), 0, len(header) + size + checksums_size)
+        file.write(header)
+        yield write
+        file.flush()
+        os.fsync(file.fileno())
 
 
 class CachedTeacher:

@@ -66,10 +66,10 @@ def write_teacher_embeddings(
         first = next(chunks)  # an ONNX file may not state the length of its embeddings
         shape = (count, *first[1].shape[1:])
         cache = new_cache(output, shape, _digests(source, opened, model))
-        with cache if world.is_leader else nullcontext() as rows_NRT:
+        with cache if world.is_leader else nullcontext() as write:
             for indices, rows in chain([first], chunks):
-                if rows_NRT is not None:
-                    rows_NRT[indices.start : indices.stop] = rows
+                if write is not None:
+                    write(indices.start, rows)
     return count, int(shape[2])
 
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 import struct
+import zlib
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -197,8 +198,12 @@ def test_a_damaged_row_is_named_when_it_is_read_and_other_embeddings_have_anothe
             np.repeat(np.arange(20), 6), 0, 3, into=torch.zeros(3, 8)
         )
     others = tmp_path / "other.safetensors"
-    with new_cache(others, (120, 2, 8), dict.fromkeys(DIGESTS, "")) as row_NRT:
-        row_NRT[:] = 1
+    with new_cache(others, (120, 2, 8), dict.fromkeys(DIGESTS, "")) as write:
+        for first in (50, 0):
+            write(first, np.ones((70, 2, 8), np.float32))
+    tensors = load_file(others)
+    assert (tensors["embedding"] == 1).all()
+    assert (tensors["checksum"].numpy() == zlib.crc32(np.ones(8, np.float32))).all()
     assert len({cache_digest(each) for each in (taught[0] / "t.safetensors", others)}) == 2
 
 
