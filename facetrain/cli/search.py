@@ -69,7 +69,8 @@ def search(
 
     A .npz file is read in blocks: a gallery may be larger than the memory. With --min-quality,
     probes and entries of lower quality are left out, and warnings say how many; with --map or
-    --other-model only probes, because each model has its own scale of quality.
+    --other-model only probes, because each model has its own scale of quality, and so have
+    embeddings without mirror images.
     """
     from facetrain.cli.progress_bar import progress_bar
 
@@ -99,7 +100,7 @@ def search(
     usable_Q = _usable(probes, min_quality)
     is_of_other_model = other_model or map_file is not None
     usable_G = _usable(
-        entries, _min_quality_of_gallery(entries, min_quality, is_of_other_model=is_of_other_model)
+        entries, _min_quality_of_gallery(entries, probes, min_quality, is_of_other_model=is_of_other_model)
     )
     with progress_bar("comparing") as progress:
         matches = search_gallery(
@@ -144,7 +145,9 @@ def _embeddings(
     return embeddings
 
 
-def _min_quality_of_gallery(gallery: Embeddings, min_quality: float, *, is_of_other_model: bool) -> float:
+def _min_quality_of_gallery(
+    gallery: Embeddings, probes: Embeddings, min_quality: float, *, is_of_other_model: bool
+) -> float:
     """Return the lowest quality of an entry that is searched; 0 with a warning if it means nothing there."""
     from facetrain.telemetry.log import warn
 
@@ -152,6 +155,10 @@ def _min_quality_of_gallery(gallery: Embeddings, min_quality: float, *, is_of_ot
         return 0
     if is_of_other_model:
         reason = "has qualities of another model, whose scale is another one"
+    elif None not in (gallery.flip, probes.flip) and gallery.flip != probes.flip:
+        # The length of a sum of two embeddings is about twice that of one.
+        mirrored = "with" if gallery.flip else "without"
+        reason = f"has qualities {mirrored} mirror images, whose scale is not that of {probes.path}"
     elif gallery.quality is None:
         reason = "has no column `quality`"
     else:

@@ -85,7 +85,7 @@ def embed_input(
         skipped += [_skipped_file(names[index], faults[index]) for index in sorted(faults)]
         kept = np.delete(np.arange(len(images)), list(faults))
         names, labels = LazySequence(len(kept), partial(_name_of, names, kept)), labels[kept]
-    return Embeddings(embedding, names, labels, input, quality, fingerprint)
+    return Embeddings(embedding, names, labels, input, quality, fingerprint, flip)
 
 
 @contextmanager

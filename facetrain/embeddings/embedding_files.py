@@ -56,6 +56,8 @@ class Embeddings:
     """Length of each embedding before normalization, float (N,); None for a file without the column."""
     model: np.ndarray | None = None
     """Fingerprint of the model, (D,), see `model_fingerprint`; None if it is unknown."""
+    flip: bool | None = None
+    """Whether each embedding is the sum of two, of the image and its mirror image; None if it is unknown."""
 
     @property
     def count(self) -> int:
@@ -135,7 +137,7 @@ def open_embeddings(path: Path) -> Embeddings:
     """
     open_columns = open_npz if path.suffix == ".npz" else open_parquet
     with _damage_as_error(path):
-        embedding, name, label, quality, model = open_columns(path)
+        embedding, name, label, quality, model, flip = open_columns(path)
     fits = len(embedding.shape) == 2 and (len(name),) == label.shape == embedding.shape[:1]
     if not fits or embedding.dtype.kind not in "fiu":
         raise DataError(
@@ -146,7 +148,7 @@ def open_embeddings(path: Path) -> Embeddings:
         raise DataError(f"{path}: expected labels that are whole numbers (−1 for none), not {label.dtype}")
     if not all(embedding.shape):
         raise DataError(f"{path}: has no embeddings; embed at least one image")
-    return Embeddings(embedding, name, label, path, quality, model)
+    return Embeddings(embedding, name, label, path, quality, model, flip)
 
 
 @contextmanager
@@ -169,10 +171,8 @@ def save_embeddings(path: Path, embeddings: Embeddings) -> None:
     require_format(path)
     write = write_npz if path.suffix == ".npz" else write_parquet
     with new_file(path, DataError) as scratch, scratch.open("wb") as file:
-        names = list(embeddings.name)
-        write(
-            file, Columns(embeddings.embedding, names, embeddings.label, embeddings.quality, embeddings.model)
-        )
+        label, quality, model, flip = embeddings.label, embeddings.quality, embeddings.model, embeddings.flip
+        write(file, Columns(embeddings.embedding, list(embeddings.name), label, quality, model, flip))
 
 
 def require_format(path: Path) -> None:

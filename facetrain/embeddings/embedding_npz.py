@@ -1,4 +1,4 @@
-"""Embeddings in `.npz` files, as `np.savez` writes them: arrays `embedding`, `name`, `label`, `quality` and `model`."""
+"""Embeddings in `.npz` files, as `np.savez` writes them: an array for each field of `Columns`."""
 
 # N images
 
@@ -49,9 +49,10 @@ def open_npz(path: Path) -> Columns:
             f"{', '.join(_COLUMNS)}, with a row for each image"
         )
     embedding, name, label = (NpzArray.find(path, column) for column in _COLUMNS)
-    quality = NpzArray.find_floats(path, "quality", label.shape)
-    model = NpzArray.find_floats(path, "model", embedding.shape[1:])
-    arrays = (embedding, name, label, quality, model)
+    quality = NpzArray.find_numbers(path, "quality", label.shape)
+    model = NpzArray.find_numbers(path, "model", embedding.shape[1:])
+    flip = NpzArray.find_numbers(path, "flip", (), kind="b")
+    arrays = (embedding, name, label, quality, model, flip)
     require_fitting(path, sum(array.size for array in arrays if array))
     if name.dtype.kind != "U" or len(name.shape) != 1:
         raise DataError(f"{path}: the names must be texts, not {name.dtype} of shape {name.shape}")
@@ -60,7 +61,8 @@ def open_npz(path: Path) -> Columns:
     except SystemError as error:  # NumPy, for a number that is no character
         raise DataError(f"{path}: has a name that is no text") from error
     rows = StreamedRows(embedding.shape, embedding.dtype, embedding.blocks)
-    return Columns(rows, names, label.read(), *(array and array.read() for array in (quality, model)))
+    qualities, fingerprint = (array and array.read() for array in (quality, model))
+    return Columns(rows, names, label.read(), qualities, fingerprint, bool(flip.read()) if flip else None)
 
 
 class NpzArray(NamedTuple):
@@ -93,13 +95,15 @@ class NpzArray(NamedTuple):
         return cls(path, name, size, shape, fortran_order, dtype)
 
     @classmethod
-    def find_floats(cls, path: Path, column: str, shape: tuple[int, ...]) -> NpzArray | None:
+    def find_numbers(
+        cls, path: Path, column: str, shape: tuple[int, ...], *, kind: str = "f"
+    ) -> NpzArray | None:
         """Read the header of an array; None without such numbers of this shape: it may be of another program."""
         with zipfile.ZipFile(path) as archive:
             if f"{column}.npy" not in archive.namelist():
                 return None
         array = cls.find(path, column)
-        return array if array.dtype.kind == "f" and array.shape == shape else None
+        return array if array.dtype.kind == kind and array.shape == shape else None
 
     def blocks(self) -> Iterator[np.ndarray]:
         """Yield the rows from the first to the last. After the last byte, zipfile has verified the checksum."""

@@ -1,6 +1,6 @@
 """Embeddings in Parquet files: one row per image with `name`, `label`, `embedding` and `quality`.
 
-The metadata of the schema have the fingerprint of the model. A file is read as a whole.
+The metadata of the schema have the fingerprint of the model, and `flip`. A file is read as a whole.
 """
 
 # N images   n images of one chunk   D embedding
@@ -21,6 +21,8 @@ from facetrain.files import parse_json
 
 _MODEL = "facetrain.model"
 """Key of the metadata: the fingerprint of the model, a JSON list."""
+_FLIP = "facetrain.flip"
+"""Key of the metadata: whether each embedding is the sum of two, of the image and its mirror image; JSON."""
 
 
 def write_parquet(file: BinaryIO, content: Columns) -> None:
@@ -36,8 +38,11 @@ def write_parquet(file: BinaryIO, content: Columns) -> None:
     }
     if content.quality is not None:
         columns["quality"] = pa.array(content.quality.astype(np.float32))
-    model = {} if content.model is None else {_MODEL: json.dumps(content.model.tolist())}
-    pyarrow.parquet.write_table(pa.table(columns, metadata=model), file, row_group_size=1 << 16)
+    model = None if content.model is None else content.model.tolist()
+    metadata = {
+        key: json.dumps(value) for key, value in ((_MODEL, model), (_FLIP, content.flip)) if value is not None
+    }
+    pyarrow.parquet.write_table(pa.table(columns, metadata=metadata), file, row_group_size=1 << 16)
 
 
 def open_parquet(path: Path) -> Columns:
@@ -66,16 +71,31 @@ def open_parquet(path: Path) -> Columns:
     # A missing quality is NaN.
     quality = table["quality"].to_numpy() if has_quality else None
     rows = _rows(table["embedding"].chunks)
-    return Columns(rows, names, table["label"].to_numpy(), quality, _model(table, rows.shape[1]))
+    return Columns(
+        rows, names, table["label"].to_numpy(), quality, _model(table, rows.shape[1]), _flip(table)
+    )
 
 
 def _model(table: Any, size: int) -> np.ndarray | None:
     """Return the fingerprint of the model, (D,); None if the file has none."""
     try:
-        model = np.array(parse_json((table.schema.metadata or {})[_MODEL.encode()].decode()), np.float32)
-    except (KeyError, ValueError, TypeError):
+        model = np.array(_metadata(table, _MODEL), np.float32)
+    except (ValueError, TypeError):
         return None
     return model if model.shape == (size,) else None
+
+
+def _flip(table: Any) -> bool | None:
+    flip = _metadata(table, _FLIP)
+    return flip if isinstance(flip, bool) else None
+
+
+def _metadata(table: Any, key: str) -> Any:
+    """Return a value of the metadata; None if it is missing or damaged."""
+    try:
+        return parse_json((table.schema.metadata or {})[key.encode()].decode())
+    except (KeyError, ValueError):
+        return None
 
 
 def _require_fitting_numbers(path: Path, parquet: Any) -> None:

@@ -26,6 +26,8 @@ class Columns(NamedTuple):
     """None if the file does not have one number for each label."""
     model: np.ndarray | None
     """Fingerprint of the model (D,); None if the file has none."""
+    flip: bool | None
+    """Whether each embedding is the sum of two, of the image and its mirror image; None if the file does not say it."""
 
 
 class StreamedRows:

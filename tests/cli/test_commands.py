@@ -102,6 +102,21 @@ def test_a_search_leaves_out_images_of_low_quality_and_says_how_many(tmp_path, g
     assert message in str(refusal("search", files["new"], files[gallery], "--min-quality", 4))
 
 
+@pytest.mark.parametrize(("of_gallery", "found"), [(False, 3), (True, 2), (None, 2)])
+def test_qualities_without_mirror_images_leave_out_no_entry_for_probes_with_them(
+    tmp_path, capfd, of_gallery, found
+):
+    faces = Embeddings(np.eye(3), ["a", "b", "c"], np.arange(3), quality=np.array([3.0, 1.0, 2.0]))
+    for name, flip in (("gallery", of_gallery), ("probes", True)):
+        save_embeddings(tmp_path / f"{name}.npz", replace(faces, flip=flip))
+    done = printed_by(
+        capfd, "search", tmp_path / "gallery.npz", tmp_path / "probes.npz", "--min-quality", 2, "--json"
+    )
+    assert [len(each["found"]) for each in json.loads(done.out)] == [found] * 2
+    reason = f"gallery.npz: has qualities without mirror images, whose scale is not that of {tmp_path}/probes"
+    assert (reason in done.err) == (of_gallery is False)
+
+
 @pytest.mark.parametrize("by", ["--map", "--other-model"])
 def test_qualities_of_another_model_leave_out_no_entry_of_a_gallery(tmp_path, capfd, by):
     old, new = np.eye(3, dtype=np.float32)[:2]

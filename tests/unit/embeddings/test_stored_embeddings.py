@@ -18,7 +18,12 @@ def some(count=50, size=8):
     length = np.linalg.norm(rows, axis=1)
     names = [f"ä{'x' * (n % 5)} {n // 2}.jpg" for n in range(count)]  # some are equal
     return Embeddings(
-        rows / length[:, None], names, np.arange(count) - 1, quality=length, model=rows[0] / length[0]
+        rows / length[:, None],
+        names,
+        np.arange(count) - 1,
+        quality=length,
+        model=rows[0] / length[0],
+        flip=False,
     )
 
 
@@ -43,8 +48,9 @@ def test_columns_are_those_that_were_written_and_rows_are_read_in_any_order(tmp_
     if suffix.startswith("."):
         np.testing.assert_array_equal(found.quality, known.quality)
         np.testing.assert_array_equal(found.model, known.model)
+        assert found.flip is False
     else:
-        assert found.quality is found.model is None and found.usable(0).all()
+        assert found.quality is found.model is found.flip is None and found.usable(0).all()
 
 
 @pytest.mark.parametrize(
