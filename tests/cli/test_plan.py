@@ -61,14 +61,17 @@ def test_half_of_the_batch_in_twice_the_micro_batches_is_advised_only_where_it_s
     assert code == 1 and ("optim.accumulate" in printed) == saves
 
 
+HALF_BATCH = "half of train.batch_size with twice optim.accumulate"
+
+
 @pytest.mark.parametrize(
     ("sections", "saves"),
     [
         # It refuses int8. With so short rows, the copies of an update need more than other tables save.
-        ({"optim": {"name": "adamw"}}, []),
+        ({"optim": {"name": "adamw"}}, [HALF_BATCH]),
         (
             {"head": {"momentum_dtype": "bfloat16", "weight_dtype": "bfloat16"}},
-            ["head.momentum_dtype: int8", "head.placement: host"],
+            [HALF_BATCH, "head.momentum_dtype: int8", "head.placement: host"],
         ),
         ({"head": {"placement": "host"}}, []),
     ],
