@@ -72,7 +72,7 @@ def test_torchs_default_stays_if_the_cache_folder_cannot_be_used(monkeypatch, tm
 def test_the_kernels_of_the_head_are_kept_there_before_they_are_tested(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     head = SimpleNamespace(
-        uses_kernels=True, update=None, embedding_size=8, weight=torch.zeros(1),
+        uses_kernels=True, update=None, embedding_size=8, num_classes=4, group=None, weight=torch.zeros(1),
         classes_per_chunk=lambda batch: 4, avoid_kernels=lambda: None,
     )  # fmt: skip
     monkeypatch.setattr(choose_kernels, "head_parts", lambda head: [SimpleNamespace(head=head)])
