@@ -11,6 +11,7 @@ from facetrain.distributed.process_lifetime import outside_launcher
 from facetrain.distributed.stop_request import StopRequest
 from facetrain.distributed.world import World
 from facetrain.errors import DivergedError, RunError
+from facetrain.remote.address import public
 from facetrain.run.agree import Agreed
 from facetrain.run.callbacks.live_report import LiveReport
 from facetrain.run.folder.run_state import FAILED, FINISHED, STOPPED, read_state, record_end
@@ -45,7 +46,7 @@ def end_again(agreed: Agreed, world: World) -> int:
         return _code(_upload_again(agreed, checkpoint, world))
     except RunError as error:
         if world.is_leader:
-            record_end(folder, FAILED, str(error))
+            record_end(folder, FAILED, public(str(error)))
         raise
 
 
