@@ -53,10 +53,6 @@ def permute_blocks(position: np.ndarray, length: int, key: int, block: int) -> n
     return out
 
 
-def _or_all(rows_N: np.ndarray | None, count: int) -> np.ndarray:
-    return np.arange(count) if rows_N is None else rows_N
-
-
 def _feistel(value: np.ndarray, half_bits: int, keys: list[np.uint64]) -> np.ndarray:
     shift, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
     left, right = value >> shift, value & mask
@@ -115,7 +111,8 @@ class GlobalSampler:
     def batch(self, step: int, rows_N: np.ndarray | None = None) -> np.ndarray:
         """Return the dataset indices of a step, or of some rows of its global batch: int64 (N,)."""
         epoch, within = self._epoch_and_place(step)
-        position = within * self.global_batch_size + _or_all(rows_N, self.global_batch_size)
+        rows_N = np.arange(self.global_batch_size) if rows_N is None else rows_N
+        position = within * self.global_batch_size + rows_N
         if self._mode == "full":
             return permute(position, self.num_images, key_of(self._seed, epoch))
         return self._shuffled_in_blocks(position, epoch)
