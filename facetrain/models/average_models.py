@@ -59,9 +59,9 @@ def average_models(models: Sequence[Path], weights: Sequence[float], output: Pat
     shares = [weight / sum(weights) for weight in weights]
     description = {key: value for key, value in descriptions[0].items() if key not in _MEASURED_KEYS}
     description[CARDS_KEY] = united_cards(*(each.get(CARDS_KEY) for each in descriptions))
+    description[TRAINED_ON_KEY] = training_data(*descriptions)
     description[SOURCES_KEY] = [
-        {"model": str(path), "weight": share, TRAINED_ON_KEY: training_data(each)}
-        for path, share, each in zip(models, shares, descriptions, strict=True)
+        {"model": str(path), "weight": share} for path, share in zip(models, shares, strict=True)
     ]
     # One tensor after the other: the sums in float64 are never all in memory.
     average = {name: _average([state[name] for state in states], shares) for name in states[0]}

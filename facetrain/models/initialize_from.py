@@ -60,8 +60,10 @@ def initialize_backbone(
     images: Callable[[], Tensor] | None,
     *,
     first_blocks_of: dict[str, Any] | None = None,
-) -> None:
-    """Load the weights of a run, a checkpoint, or a file that `facetrain eval` accepts.
+) -> dict[str, Any]:
+    """Load the weights of a run, a checkpoint, or a file that `facetrain eval` accepts; return its description.
+
+    The description is as in `StoredModel`, and empty for an MXNet or ONNX file.
 
     Args:
         backbone: The network to load into, on the CPU.
@@ -77,6 +79,7 @@ def initialize_backbone(
         ModelError: the file is missing or damaged, or its network is not the backbone.
         CheckpointError: the checkpoint is damaged, or the folder has none.
     """
+    description: dict[str, Any] = {}
     if not is_graph(path):
         weights, description, origin = read_model(path)
         require_trainable_input(description, origin)
@@ -102,6 +105,7 @@ def initialize_backbone(
     except ModelError as error:
         found = _network_of(weights, path)
         raise ModelError(f"{error}; the file has {found}" if found else str(error)) from error
+    return description
 
 
 def _require_same_statistics(backbone: TimmNetwork, described: dict[str, Any], path: Path) -> None:

@@ -5,6 +5,7 @@ The description is JSON under the metadata key `facetrain` of a .safetensors fil
     {"backbone": {"name": "r50", "embedding_size": 512, "image_size": 112},
      "preprocessing": {"channels": "RGB", "mean": 127.5, "scale": 127.5, "layout": "NCHW"},
      "config": {…}, "step": 2000,                         the settings and the last step of the run, in files of a run
+     "trained_on": ["/data/ms1mv3"],                      paths of all data that it was trained on, also before the run
      "code": "9f86…"}                                     SHA-256 of the source file of a network of one's own
 """
 
@@ -31,13 +32,13 @@ MODEL_FILE = "model.safetensors"
 _CVLFACE_FILE = Path("pretrained_model", "model.pt")
 """Weights in a folder that CVLface publishes."""
 SOURCES_KEY = "average_of"
-"""Key of the description: the averaged models, their weights, and `TRAINED_ON_KEY`."""
-TRAINED_ON_KEY = "trained_on"
-"""Key of an averaged model: what `training_data` says of it."""
+"""Key of the description: the averaged models and their weights."""
 CONFIG_KEY = "config"
 """Key of the description: the config of the run."""
+TRAINED_ON_KEY = "trained_on"
+"""Key of the description: the paths of the training data, also of the models from which this one comes."""
 CARDS_KEY = "datasets"
-"""Key of the description: the cards of the training data."""
+"""Key of the description: the cards of the same data."""
 STEP_KEY = "step"
 """Key of the description: number of training steps of the weights in a file of a run."""
 CODE_KEY = "code"
@@ -73,16 +74,10 @@ def write_model(path: Path, state: dict[str, Tensor], description: dict[str, Any
     write_tensors(path, tensors, metadata)
 
 
-def training_data(description: Mapping[str, Any]) -> list[str]:
-    """Return the known paths of the data on which a model was trained; of an average, those of all its models."""
-    sources = description.get(SOURCES_KEY)
-    if isinstance(sources, list):
-        lists = [source.get(TRAINED_ON_KEY) for source in sources if isinstance(source, dict)]
-        paths = [path for one in lists if isinstance(one, list) for path in one]
-    else:
-        config = description.get(CONFIG_KEY)
-        data = config.get("data") if isinstance(config, dict) else None
-        paths = [data.get("train")] if isinstance(data, dict) else []
+def training_data(*descriptions: Mapping[str, Any]) -> list[str]:
+    """Return the known paths of the data on which models were trained, each once."""
+    lists = [description.get(TRAINED_ON_KEY) for description in descriptions]
+    paths = [path for one in lists if isinstance(one, list) for path in one]
     return list(dict.fromkeys(path for path in paths if isinstance(path, str)))
 
 

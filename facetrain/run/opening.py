@@ -27,10 +27,8 @@ def report_start(parts: Parts, outputs: RunOutputs) -> None:
         outputs.report(parts.state.centers_remark)
     _report_config_changes(parts, outputs)
     report_skipped_files(parts, outputs.print)
-    # The cards beside the data may change, and the steps until the checkpoint may have been trained on other data.
-    model = parts.checkpoint.meta.get("model") if parts.checkpoint else None
-    trained = model.get(CARDS_KEY) if isinstance(model, dict) else None
-    cards = card_text(read_training_cards(parts.config.data), before=trained)
+    # The cards beside the data may change, and the model may have been trained on other data before.
+    cards = card_text(read_training_cards(parts.config.data), before=parts.state.earlier.get(CARDS_KEY))
     write_atomically(parts.folder / CARDS_FILE, cards)
 
 

@@ -14,7 +14,15 @@ from facetrain.data.dataset_card import read_copied_cards
 from facetrain.data.loading.staged_loader import StagedLoader
 from facetrain.errors import DivergedError
 from facetrain.files import error_reason, write_atomically
-from facetrain.models.model_file import CARDS_KEY, CODE_KEY, MODEL_FILE, STEP_KEY, save_model
+from facetrain.models.model_file import (
+    CARDS_KEY,
+    CODE_KEY,
+    MODEL_FILE,
+    STEP_KEY,
+    TRAINED_ON_KEY,
+    save_model,
+    training_data,
+)
 from facetrain.run.build import Parts
 from facetrain.run.folder.run_files import CARDS_FILE, DIVERGED_FILE, SKIPPED_FILE
 from facetrain.run.parts.backbone import describe_model
@@ -23,10 +31,13 @@ from facetrain.telemetry.log import warn
 
 
 def model_metadata(parts: Parts) -> dict[str, Any]:
-    """Return the metadata of a model file: network and its code, config, and the cards in the run folder."""
+    """Return the metadata of a model file: network and its code, config, paths and cards of all training data."""
     code = parts.plan.inputs["code"].get("model.backbone")
-    described = describe_model(parts.config) | {CARDS_KEY: read_copied_cards(parts.folder / CARDS_FILE)}
-    return described | ({CODE_KEY: code} if code else {})
+    data = {
+        TRAINED_ON_KEY: training_data(parts.state.earlier, {TRAINED_ON_KEY: [parts.config.data.train]}),
+        CARDS_KEY: read_copied_cards(parts.folder / CARDS_FILE),
+    }
+    return describe_model(parts.config) | data | ({CODE_KEY: code} if code else {})
 
 
 def write_skipped_images(parts: Parts, loader: StagedLoader) -> list[str]:

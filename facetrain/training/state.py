@@ -37,6 +37,9 @@ class TrainState:
     stepper: Stepper
     distillation: Distillation | None = None
     """Teacher and its loss; None without `distill`."""
+    earlier: dict[str, Any] = field(default_factory=dict)
+    """Description of the model from which this run, or this start of it, continues: that in the checkpoint, or of
+    `model.init_from`; empty without both."""
     names: Names | None = None
     """Names of the identities, on the leader; None on the other ranks, or if they have none."""
     centers_remark: str = ""
@@ -131,6 +134,8 @@ class TrainState:
         verified_step = checkpoint.meta.get("verified_step")
         self.verified_step = verified_step if isinstance(verified_step, int) else None
         self.early_stop = EarlyStop.of(checkpoint.meta)
+        model = checkpoint.meta.get("model")
+        self.earlier = model if isinstance(model, dict) else {}
 
     def _load(self, checkpoint: Checkpoint) -> None:
         self.backbone.load_state_dict(checkpoint.replicated("backbone."))

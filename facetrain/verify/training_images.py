@@ -82,7 +82,7 @@ def refuse_training_images(
         images: encoded images of the calibration.
         target: where they are from, for messages.
         model: path of the model, for messages.
-        description: metadata of the model file, with the config of its run.
+        description: metadata of the model file.
 
     Raises:
         DataError: at least half of the examined images are in the training data, or in one dataset of a mixture; a
@@ -137,9 +137,9 @@ def sets_of_training_images(sets: Sequence[PairSet], train: FaceDataset, name: s
 def warn_of_training_images(sets: Sequence[PairSet], descriptions: Iterable[Mapping[str, Any]]) -> None:
     """Warn of sets with images on which one of several models was trained, if its data can be opened here at once.
 
-    `descriptions` are the metadata of the model files, with the configs of their runs.
+    `descriptions` are the metadata of the model files.
     """
-    paths = dict.fromkeys(path for each in descriptions for path in training_data(each))
+    paths = training_data(*descriptions)
     for name, train in _open_training_data(paths, most_folders=_MOST_FOLDERS) if sets else ():
         for remark in sets_of_training_images(sets, train, name):
             warn(f"{remark}; {HOLD_OUT_ADVICE}")

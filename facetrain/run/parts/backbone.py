@@ -32,8 +32,10 @@ def describe_model(config: Config) -> dict[str, Any]:
     return described | {"config": plain_config(config)}
 
 
-def build_initial_backbone(config: Config, source: FaceDataset) -> Backbone:
+def build_initial_backbone(config: Config, source: FaceDataset) -> tuple[Backbone, dict[str, Any]]:
     """Build the backbone on the CPU with its initial weights, frozen parts and adapters; the same on every rank.
+
+    Also return the description of `model.init_from`, empty without it.
 
     Raises:
         ModelError: `model.init_from` cannot be read, or does not fit the backbone.
@@ -46,15 +48,16 @@ def build_initial_backbone(config: Config, source: FaceDataset) -> Backbone:
         dropout=config.model.dropout,
         checkpoint_activations=config.model.checkpoint_activations,
     )
+    description: dict[str, Any] = {}
     if config.model.init_from:
-        initialize_backbone(
+        description = initialize_backbone(
             backbone,
             local_path(config.model.init_from),
             partial(evenly_spread_images, source, config.data.image_size),
             first_blocks_of=options if config.model.init_blocks == "first" else None,
         )
     restrict_training(backbone, config.model)
-    return backbone
+    return backbone, description
 
 
 def restrict_training(backbone: Backbone, model: ModelSettings) -> None:

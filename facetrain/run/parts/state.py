@@ -95,7 +95,7 @@ def build_state(
     The weights of the backbone are the same on every rank, and a class center is the same whichever rank holds it.
     """
     # On the CPU, and from one seed: its weights do not depend on the device or on the number of ranks.
-    backbone = build_initial_backbone(config, source)
+    backbone, first_model = build_initial_backbone(config, source)
     memory_format = memory_format_for(backbone, world.device)
     # Before the optimizers are built: their moments take the layout of the weights.
     backbone = backbone.to(world.device, memory_format=memory_format)  # type: ignore[call-overload]
@@ -119,7 +119,14 @@ def build_state(
     stepper = build_stepper(config, backbone, head, scale, schedule, distillation)
     remark = centers.remark if centers else ""
     return TrainState(
-        world, network, head, stepper, distillation, names=identities.names, centers_remark=remark
+        world,
+        network,
+        head,
+        stepper,
+        distillation,
+        first_model,
+        names=identities.names,
+        centers_remark=remark,
     )
 
 

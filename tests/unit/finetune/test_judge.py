@@ -146,7 +146,7 @@ def test_a_gain_whose_interval_holds_0_keeps_the_first_model(prepared):
 def test_a_first_model_that_has_seen_the_held_out_photos_is_kept_without_thresholds(prepared, monkeypatch):
     monkeypatch.setattr(judge_module, "OtherPeople", lambda *_: None)
     monkeypatch.setattr(judge_module, "_largest_harmless_share", lambda *_: (0.0, {}))
-    write_model(prepared.model, config={"data": {"train": str(prepared.place.held_out)}})
+    write_model(prepared.model, trained_on=[str(prepared.place.held_out)])
     verdict = judge(prepared, say=print, bar=progress_bar)
     assert verdict.share == 0 and not verdict.thresholds
     assert f"16 of 16 examined images are in {prepared.place.held_out}" in describe(verdict)[-1]

@@ -52,7 +52,7 @@ def test_the_description_is_that_of_the_first_model_without_what_was_measured_on
 def test_the_data_of_all_models_are_known_of_their_average_and_of_its_average(tmp_path):
     paths = [tmp_path / f"{name}.safetensors" for name in "abcd"]
     for seed, (path, data) in enumerate(zip(paths[:3], ("first", "second", "first"), strict=True)):
-        write(path, seed, config={"data": {"train": f"/{data}"}}, datasets=[{"name": data}])
+        write(path, seed, trained_on=[f"/{data}"], datasets=[{"name": data}])
     write(paths[3], 3)
     average_models(paths[:3], [1, 1, 1], tmp_path / "average.safetensors")
     metadata = opened(tmp_path / "average.safetensors").metadata

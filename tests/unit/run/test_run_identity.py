@@ -22,6 +22,7 @@ from facetrain.errors import (
     UsageError,
 )
 from facetrain.models.embedding_model import open_model
+from facetrain.models.model_file import training_data
 from facetrain.models.read_model import read_model
 from facetrain.telemetry.jsonl import read_jsonl
 from facetrain.telemetry.log import stop_logging
@@ -70,6 +71,13 @@ def edit(run, old, new):
     text = (run / "config.yaml").read_text()
     assert old in text
     (run / "config.yaml").write_text(text.replace(old, new))
+
+
+def trained_on(run):
+    """Return name and path of each dataset that the model of a run names."""
+    description = read_model(run).description
+    names = [card["name"] for card in description["datasets"]]
+    return list(zip(names, training_data(description), strict=True))
 
 
 def test_folder_and_checkpoints_of_a_run_have_its_id(runs):
@@ -175,10 +183,20 @@ def test_another_dataset_of_as_many_identities_is_refused_unless_it_is_set(run, 
         go_on(run, 2)
     assert go_on(run, 2, [f"data.train={other}"]) == 0
     # The model has learned from both.
-    assert [card["name"] for card in read_model(run).description["datasets"]] == ["data", "other"]
+    assert trained_on(run) == [("data", f"{dataset}/data"), ("other", str(other))]
     moved = other.rename(tmp_path / "moved")
     edit(run, f"train: {other}", f"train: {moved}")
     assert go_on(run) == 0, "the same dataset under another path"
+
+
+def test_a_model_that_began_with_another_one_names_the_data_of_both(runs, dataset, tmp_path):  # noqa: F811
+    other = write_records(tmp_path / "other", [n // 5 for n in range(100)], size=32)
+    changes = [f"data.train={other}", f"model.init_from={runs / 'a'}"]
+    assert training.train(load_config(runs / "tiny.yaml", changes), tmp_path / "tuned") == 0
+    both = [("data", f"{dataset}/data"), ("other", str(other))]
+    assert trained_on(tmp_path / "tuned") == both
+    assert go_on(tmp_path / "tuned", 2) == 0
+    assert trained_on(tmp_path / "tuned") == both
 
 
 @pytest.fixture

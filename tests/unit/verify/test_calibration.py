@@ -294,7 +294,7 @@ def test_copies_of_an_image_do_not_count_as_pairs(tmp_path):
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("form", ["folder", "records", "mixture", "average"])
+@pytest.mark.parametrize("form", ["folder", "records", "mixture"])
 @pytest.mark.parametrize(
     ("shared", "outcome"), [(10, "refused"), (6, "refused"), (1, "warned"), (0, "accepted")]
 )
@@ -313,10 +313,7 @@ def test_people_of_the_training_data_are_refused(tmp_path, capsys, form, shared,
         train = tmp_path / "Mix.YAML"
         train.write_text("datasets: [{path: other}, {path: train}]")
     images = known[:shared] + [encoded_image(200 + n) for n in range(10 - shared)]
-    description = {"config": {"data": {"train": str(train)}}}
-    if form == "average":
-        sources = [{"model": "a", "trained_on": ["/nowhere"]}, {"model": "b", "trained_on": [str(train)]}]
-        description = {"config": {"data": {"train": "/nowhere"}}, "average_of": sources}
+    description = {"trained_on": ["/nowhere", str(train)]}
     if outcome == "refused":
         with pytest.raises(DataError, match=f"people: {shared} of 10 .*{train}"):
             refuse_training_images(images, "people", Path("m"), description)
@@ -338,7 +335,7 @@ def test_training_images_are_found_in_a_record_file_by_their_sizes(tmp_path, mon
         for key, size in enumerate(sizes):
             labels = (float(key // 2),) * max(flag, 1)
             writer.write(key, RecordHeader(flag, labels, key), image_of(size, key))
-    description = {"config": {"data": {"train": str(tmp_path)}}}
+    description = {"trained_on": [str(tmp_path)]}
     known = [image_of(sizes[key], key) for key in (30, 33, 37, 41)]
     with pytest.raises(DataError, match="people: 3 of 3 "):
         refuse_training_images(known, "people", Path("m"), description)
@@ -376,18 +373,13 @@ def test_sets_that_are_only_warned_of_share_the_reads_of_the_training_data(tmp_p
 
 @pytest.mark.parametrize("train", ["/nowhere", "/" + "n" * 300])  # no file can have the last name
 def test_people_are_accepted_if_the_training_data_cannot_be_read(train, capsys):
-    description = {"config": {"data": {"train": train}}}
+    description = {"trained_on": [train]}
     refuse_training_images([b"image"], "people", Path("m"), description)
     warn_of_training_images(["no set is opened"], [description])
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize(
-    "description",
-    [{}, {"average_of": [1, {"trained_on": "x"}, {"trained_on": [1]}]}]
-    + [{"config": config} for config in (None, [1], "text", {"data": None}, {"data": [1]})]
-    + [{"config": {"data": {"train": [1]}}}],
-)
+@pytest.mark.parametrize("description", [{}, {"trained_on": "x"}, {"trained_on": [1]}])
 def test_a_calibration_says_that_the_training_data_are_unknown(description, capsys):
     warn_of_training_images(["no set is opened"], [description])
     assert capsys.readouterr().err == ""
@@ -400,6 +392,4 @@ def test_a_calibration_says_that_the_training_data_are_unknown(description, caps
 def test_a_mixture_whose_data_may_be_in_a_store_is_not_opened(tmp_path, monkeypatch):
     (tmp_path / "mix.yaml").write_text("datasets: [{path: 's3://bucket/part'}]")
     monkeypatch.setattr(training_images, "open_dataset", None)
-    refuse_training_images(
-        [b"image"], "people", Path("m"), {"config": {"data": {"train": f"{tmp_path}/mix.yaml"}}}
-    )
+    refuse_training_images([b"image"], "people", Path("m"), {"trained_on": [f"{tmp_path}/mix.yaml"]})

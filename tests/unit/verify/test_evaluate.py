@@ -154,7 +154,7 @@ def test_a_set_without_a_part_of_its_gallery_gives_a_warning(model, tmp_path, ca
 def test_a_set_of_training_images_gives_a_warning(tmp_path, capsys, known, number):
     train = write_records(tmp_path / "train", [0, 0, 1, 1], size=32)
     images = [image for _, image in images_of(open_dataset(train))]
-    write_model(tmp_path / "m.safetensors", config={"data": {"train": str(train)}})
+    write_model(tmp_path / "m.safetensors", trained_on=[str(train)])
     write_bin(tmp_path / "set.bin", images[:known] + IMAGES[10 : 14 - known], [True, False])
     model = open_model(tmp_path / "m.safetensors", torch.device("cpu"))
     evaluate(model, ["set"], tmp_path, options=WITHOUT_INTERVALS, inference=CPU)
@@ -166,7 +166,7 @@ def test_a_set_of_training_images_gives_a_warning(tmp_path, capsys, known, numbe
 def test_a_set_of_training_images_of_the_second_model_gives_a_warning(model, tmp_path, capsys, role):
     train = write_records(tmp_path / "train", [0, 0, 1, 1], size=32)
     second = tmp_path / "second.safetensors"
-    write_model(second, config={"data": {"train": str(train)}})
+    write_model(second, trained_on=[str(train)])
     write_bin(tmp_path / "set.bin", [image for _, image in images_of(open_dataset(train))], [True, False])
     options = {"options": WITHOUT_INTERVALS, "inference": CPU, role: second}
     evaluate(model, ["set"], tmp_path, **options)
@@ -182,7 +182,7 @@ def test_a_folder_of_many_people_is_not_compared_with_the_sets_and_this_is_said(
     (tmp_path / "mix.yaml").write_text("datasets: [{path: train}]")
     write_bin(tmp_path / "set.bin", IMAGES[:4], [True, False])
     for train in ("train", "mix.yaml"):
-        write_model(tmp_path / "m.safetensors", config={"data": {"train": str(tmp_path / train)}})
+        write_model(tmp_path / "m.safetensors", trained_on=[str(tmp_path / train)])
         opened = open_model(tmp_path / "m.safetensors", torch.device("cpu"))
         evaluate(opened, ["set"], tmp_path, options=WITHOUT_INTERVALS, inference=CPU)
         assert f"warning: {tmp_path}/train: has more than 2 entries" in capsys.readouterr().err

@@ -215,8 +215,8 @@ def test_errors_name_the_output_and_no_temporary_file(model, tmp_path, monkeypat
 
 @pytest.mark.slow
 def test_a_file_has_nothing_about_the_machine_that_wrote_it(model, tmp_path):
-    config = {"data": {"train": "/home/someone/faces"}}
-    described = dataclasses.replace(model, metadata=model.metadata | {"config": config})
+    named = {"config": {"data": {"train": "/home/someone/faces"}}, "trained_on": ["/home/someone/faces"]}
+    described = dataclasses.replace(model, metadata=model.metadata | named)
     for int8 in (False, True):
         export(described, "onnx", tmp_path / "m.onnx", ExportOptions(int8=int8))
         content = (tmp_path / "m.onnx").read_bytes()
