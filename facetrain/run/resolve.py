@@ -21,6 +21,7 @@ from facetrain.models.model_file import newest_model_file
 from facetrain.run.asked_config import AskedConfig
 from facetrain.run.folder.accepted import Accepted
 from facetrain.run.folder.compatibility import (
+    INITIAL_KEYS,
     check_compatibility,
     check_initial,
     check_meaning,
@@ -113,6 +114,8 @@ def _continued(
 ) -> RunPlan:
     """Return the plan of a run that continues from a checkpoint, which fits it.
 
+    The config keeps the recorded values of what decides the first weights of a run.
+
     Raises:
         ConfigError: the run has read other data, or was trained with other settings, which neither the command sets nor
             an earlier one has set that continued from this checkpoint.
@@ -122,6 +125,8 @@ def _continued(
     check_compatibility(checkpoint, config, total_steps=schedule.total_steps)
     if plan.request.command == "resume":
         check_initial(changes, plan.set_keys)
+    kept = [change for change in changes if change.key in INITIAL_KEYS]
+    changes = [change for change in changes if change not in kept]
     check_meaning(checkpoint, accepted.new_changes(changes), plan.set_keys)
     check_inputs(checkpoint, accepted.new_inputs(plan.inputs), source.num_classes, plan.set_keys)
     stopped = EarlyStop.of(checkpoint.meta).reason(config.train.stop_early)
@@ -132,7 +137,17 @@ def _continued(
         update={
             "step": checkpoint.step,
             "manifest": manifest,
+            "config": with_values(
+                plan.config, {each.key: each.before for each in kept}, str(checkpoint.folder)
+            ),
             "changes": tuple(changes),
+            "chosen": (
+                *plan.chosen,
+                *(
+                    f"{each.key}: {each.now} has no effect: the run has begun with {each.before}"
+                    for each in kept
+                ),
+            ),
             "is_over": has_ended and is_verified and has_results,
         }
     )

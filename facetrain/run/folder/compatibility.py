@@ -45,7 +45,7 @@ _MEANING_KEYS = (
     "head.expectation_margin",
 )
 """Config keys and sections without which a run is another one: they change only with --set."""
-_INITIAL_KEYS = ("model.init_from", "model.init_blocks", "head.init_from")
+INITIAL_KEYS = ("model.init_from", "model.init_blocks", "head.init_from")
 """Config keys that decide the first weights of a run."""
 
 
@@ -107,7 +107,7 @@ def check_meaning(checkpoint: Checkpoint, changes: list[ConfigChange], set_keys:
 def check_initial(changes: list[ConfigChange], set_keys: Set[str]) -> None:
     """Check that `facetrain resume` does not set what has an effect only when a run starts.
 
-    Other differences are allowed: a start with `--resume` may give another path or address of the same model.
+    A start with `--resume` may: its command is the one that began the run.
 
     Args:
         changes: the keys whose values differ from the checkpoint.
@@ -117,7 +117,7 @@ def check_initial(changes: list[ConfigChange], set_keys: Set[str]) -> None:
         ConfigError: it does.
     """
     for change in changes:
-        if change.key in _INITIAL_KEYS and is_set(set_keys, change.key):
+        if change.key in INITIAL_KEYS and is_set(set_keys, change.key):
             raise ConfigError(
                 f"{change}: decides the first weights of a run, and a resume has those of its checkpoint; remove the "
                 "--set, or start a new run"

@@ -351,13 +351,21 @@ def test_other_versions_of_packages_are_named_when_a_run_continues(run, capfd):
     assert "versions of packages" not in capfd.readouterr().err
 
 
-def test_a_run_continues_without_the_file_that_it_was_initialized_from(runs, tmp_path):
+def test_a_run_continues_without_the_file_that_it_was_initialized_from(runs, tmp_path, capfd):
     source = shutil.copytree(runs / "a", tmp_path / "source")
     initialized = [f"model.init_from={source}", "head.init_from=keep"]
     assert training.train(load_config(runs / "tiny.yaml", initialized), tmp_path / "tuned") == 0
     expected = (tmp_path / "tuned" / "model.safetensors").read_bytes()
     shutil.rmtree(source)
+    # Neither an edit nor the command that began the run replaces the recorded model.
+    edit(tmp_path / "tuned", f"init_from: {source}", "init_from: /other")
     assert go_on(tmp_path / "tuned", 2) == 0
+    assert (
+        f"model.init_from: /other has no effect: the run has begun with {source}\n" in capfd.readouterr().err
+    )
+    again = load_config(runs / "tiny.yaml", ["model.init_from=/other", "head.init_from=keep"])
+    assert training.train(again, tmp_path / "tuned", resume_existing=True) == 0
+    assert load_config(tmp_path / "tuned" / "config.yaml").model.init_from == str(source)
     assert (tmp_path / "tuned" / "model.safetensors").read_bytes() == expected
     assert go_on(tmp_path / "tuned") == 0, "a finished run"
 
