@@ -29,7 +29,7 @@ from facetrain.run.folder.compatibility import (
     lookup,
     saved_config,
 )
-from facetrain.run.folder.data_digests import check_inputs, digest_inputs, digest_weights
+from facetrain.run.folder.data_digests import check_inputs, digest_inputs, digest_weights, model_paths
 from facetrain.run.folder.hosts import Hosts
 from facetrain.run.folder.starting_point import find_starting_point
 from facetrain.run.lr_range_test import require_steps_of_test
@@ -74,7 +74,9 @@ def resolve(
     if checkpoint:
         config = _with_recorded_choices(config, checkpoint, request, asked.set_keys)
     config = with_paths_of_sets(with_downloads(config, pin, has_weights=checkpoint is not None))
-    data = open_data(with_absolute_paths(config))
+    here = with_absolute_paths(config)
+    model_paths(here, is_new=checkpoint is None)
+    data = open_data(here)
     _require_measured(config, data.sets)
     suited = [] if checkpoint else _choose_settings(config, request, asked.set_keys, data, ranks)
     config = with_values(config, {each.key: each.value for each in suited}, "the chosen settings")

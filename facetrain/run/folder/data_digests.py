@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import asdict
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset, evenly_spread, image_landmarks, image_places
 from facetrain.data.mixture import MixtureDataset
 from facetrain.data.remote_dataset import object_versions
-from facetrain.errors import ConfigError, UnreadableError
+from facetrain.errors import ConfigError, ModelError, UnreadableError
 from facetrain.models.model_digest import digest_model_files
 from facetrain.remote.download import local_path
 from facetrain.training.teacher_cache import cache_digest
@@ -111,6 +112,21 @@ def digest_samples(source: FaceDataset) -> str:
     return _digest(map(read, evenly_spread(source.num_images, _SAMPLED_IMAGES)))
 
 
+def model_paths(config: Config, *, is_new: bool) -> dict[str, Path]:
+    """Return the paths of the models that a run reads, by config key.
+
+    Raises:
+        ModelError: one is missing.
+    """
+    init_from, teacher = config.model.init_from, config.distill.teacher if config.distill else None
+    names = {"model.init_from": init_from if is_new else None, "distill.teacher": teacher}
+    paths = {key: local_path(name) for key, name in names.items() if name}
+    for key, path in paths.items():
+        if not path.exists():
+            raise ModelError(f"{key}: {path}: no such file or folder")
+    return paths
+
+
 def digest_weights(config: Config) -> dict[str, str]:
     """Return digests of the model files with which a new run begins, by config key.
 
@@ -118,9 +134,7 @@ def digest_weights(config: Config) -> dict[str, str]:
         ModelError: one is missing.
         CheckpointError: one is a run folder without a sound checkpoint.
     """
-    teacher = config.distill.teacher if config.distill else None
-    names = {"model.init_from": config.model.init_from, "distill.teacher": teacher}
-    return {key: digest_model_files(local_path(name)) for key, name in names.items() if name}
+    return {key: digest_model_files(path) for key, path in model_paths(config, is_new=True).items()}
 
 
 def digest_objects(source: FaceDataset) -> str:

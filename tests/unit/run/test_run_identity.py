@@ -18,6 +18,7 @@ from facetrain.errors import (
     ConfigError,
     DamagedCheckpointError,
     ForeignCheckpointError,
+    ModelError,
     RunError,
     UsageError,
 )
@@ -368,6 +369,14 @@ def test_a_run_continues_without_the_file_that_it_was_initialized_from(runs, tmp
     assert load_config(tmp_path / "tuned" / "config.yaml").model.init_from == str(source)
     assert (tmp_path / "tuned" / "model.safetensors").read_bytes() == expected
     assert go_on(tmp_path / "tuned") == 0, "a finished run"
+
+
+@pytest.mark.parametrize("key", ["model.init_from", "distill.teacher"])
+def test_a_missing_model_is_named_with_its_key(runs, tmp_path, key):
+    missing = tmp_path / "missing"
+    config = load_config(runs / "tiny.yaml", [f"{key}={missing}"])
+    with pytest.raises(ModelError, match=f"^{key}: {missing}: no such file or folder$"):
+        training.train(config, tmp_path / "new")
 
 
 def test_a_wrong_grace_period_is_refused_before_there_is_a_run_folder(runs, tmp_path, monkeypatch):
