@@ -13,7 +13,7 @@ from facetrain.distributed.grace_period import grace_s
 from facetrain.distributed.process_setup import fix_cublas_workspace
 from facetrain.distributed.ranks import Ranks
 from facetrain.distributed.world import ARRIVAL_S, World, assemble, join
-from facetrain.errors import CheckpointError, DivergedError, SkippedError
+from facetrain.errors import CheckpointError, DataError, DivergedError, RunError, SkippedError
 from facetrain.remote.download import pinned
 from facetrain.run.agree import agree
 from facetrain.run.build import Parts, build
@@ -146,6 +146,8 @@ def _train_to_end(run: Run) -> None:
         keep_what_is_saved(run, error)
         raise only_leader_reports(parts.world, error) from error
     except Exception as error:
+        if isinstance(error, DataError) and run.state.step:
+            error.exit_code = RunError.exit_code  # as `Ranks.outages`, for an image that cannot be read
         if parts.world.size == 1:  # of several ranks, one fails alone, and nobody waits for the others' parts
             with suppress(Exception):  # it would hide the first one
                 parts.check_lock()  # what another process writes now is left to it

@@ -4,7 +4,10 @@ import shutil
 
 import pytest
 
+from facetrain.config.loading import load_config
+from facetrain.errors import ImageError
 from facetrain.telemetry.jsonl import read_jsonl
+from tests.support import training
 from tests.support.command import facetrain
 from tests.support.datasets import damage_records
 
@@ -42,3 +45,16 @@ def test_a_run_stops_on_all_ranks_where_more_are_skipped_than_allowed(damaged, t
     assert process.returncode == 1
     assert "images could not be read, more than data.max_skipped (2) allows" in process.stderr
     assert (tmp_path / "runs" / "tiny" / "skipped_images.txt").read_text().count("\n") == 3
+
+
+@pytest.mark.parametrize(("image", "steps", "exit_code"), [(6, 0, 2), (7, 1, 1)])
+def test_an_image_that_cannot_be_read_is_a_failure_once_the_run_has_trained(
+    dataset, describe, tmp_path, image, steps, exit_code
+):
+    shutil.copytree(dataset / "data", tmp_path / "data")
+    damage_records(tmp_path / "data" / "train.rec", (image,))
+    config = load_config(describe(), [f"data.train={tmp_path}/data", "data.workers=0", "eval.targets=[]"])
+    with pytest.raises(ImageError, match=f"key {image + 1} at byte") as ended:
+        training.train(config, tmp_path / "run")
+    assert ended.value.exit_code == exit_code
+    assert len(read_jsonl(tmp_path / "run" / "metrics.jsonl")) == steps
