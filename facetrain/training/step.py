@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -120,14 +121,35 @@ class TrainStep:
         """
         if self._consecutive_skips is None or self._consecutive_skips.item() < self._max_skipped:
             return
-        loss, norm = float(self._loss), float(self._result.grad_norm)
+        # `skipped` was reduced over the ranks, so all of them come here together.
         skipped = int(self._consecutive_skips.item())
-        # `skipped` was reduced over the ranks, so all of them come here together, and may gather.
+        what = (
+            f"the loss or the gradient was not finite in {skipped} consecutive steps, the last of them step"
+        )
+        raise self._diverged(state, batches, f"{what} {self._number}")
+
+    def require_finite_network(self, state: TrainState, batches: tuple[Batch, ...]) -> None:
+        """Check the weights and statistics after this step: the last steps of a run may have spoiled them. Collective.
+
+        Raises:
+            DivergedError: one of them is not finite on some rank; the report is that of `check_divergence`.
+        """
+        weights = [parameter.detach() for parameter in state.backbone.parameters()]
+        # By their names: another buffer, such as a mask of one's own network, may be infinite.
+        statistics = [value for name, value in trained_buffers(state.backbone) if "running_" in name]
+        largest = nn.utils.get_total_norm([*weights, *statistics], math.inf)
+        if collectives.any_rank(not largest.isfinite().item()):
+            what = f"the network has weights or batch norm statistics that are not finite after step {self._number}"
+            raise self._diverged(state, batches, what)
+
+    def _diverged(self, state: TrainState, batches: tuple[Batch, ...], what: str) -> DivergedError:
+        """Return the error of a run that has diverged, with a report that lists the images of this step. Collective."""
+        loss, norm = float(self._loss), float(self._result.grad_norm)
         local_images = [[batch.sample_B.tolist(), batch.label_B.tolist()] for batch in batches]
         report = {
             "step": self._number,
             "epoch": batches[-1].epoch,
-            "skipped_steps": skipped,
+            "skipped_steps": int(self._consecutive_skips or 0),
             "loss": str(loss),
             "grad_norm": str(norm),
             "loss_scale": float(state.stepper.scale.value),
@@ -140,10 +162,9 @@ class TrainStep:
             if own
             else ""
         )
-        raise DivergedError(
-            f"the loss or the gradient was not finite in {skipped} consecutive steps, the last of them step "
-            f"{self._number} (loss {loss:g}, gradient norm {norm:g}; diverged.json lists its images); {advice}"
-            "lower optim.lr, raise optim.warmup_epochs or set train.precision to fp32 if it is not, and resume from "
+        return DivergedError(
+            f"{what} (loss {loss:g}, gradient norm {norm:g}; diverged.json lists its images); {advice}lower "
+            "optim.lr, raise optim.warmup_epochs or set train.precision to fp32 if it is not, and resume from "
             "the last checkpoint, or start again if there is none",
             report,
         )

@@ -182,6 +182,8 @@ def test_a_loss_that_is_never_finite_ends_the_run_and_says_at_which_step(describ
         "train", "--config", describe(), "--run-dir", tmp_path / "wild", "--set", "optim.lr=1e30",
         "--set", "optim.clip_grad_norm=null", "--set", "optim.warmup_epochs=0",
         "--set", "train.max_steps=60", "--set", "train.epochs=60", "--nproc-per-node", ranks,
+        # A verification or a checkpoint would check the network.
+        "--set", "eval.targets=[]", "--set", "eval.every_steps=60", "--set", "checkpoint.every_steps=60",
     )  # fmt: skip
     assert process.returncode == 1
     assert "error: the loss or the gradient was not finite in 10 consecutive steps" in process.stderr

@@ -64,13 +64,15 @@ class Logging:
         """Report the mean of every metric since the last report. Collective.
 
         On a GPU it does not wait: `finish` writes the report, while the GPU already computes the next step. With
-        `at_once` it waits for the device.
+        `at_once` it waits for the device, and checks the network, which is verified or saved then.
 
         Raises:
-            DivergedError: the loss or the gradient was not finite in too many consecutive steps.
+            DivergedError: the loss or the gradient was not finite in too many consecutive steps, or the network is not.
             SkippedError: more images could not be read than the config allows.
         """
         self.check_lock()
+        if at_once:
+            self.step.require_finite_network(state, batches)
         state.add_skipped_images(self.loader.skipped)
         values = {
             "epoch": float(batches[-1].epoch),
@@ -116,6 +118,7 @@ class Logging:
         Raises: as `report`.
         """
         self.finish(state, batches)
+        self.step.require_finite_network(state, batches)
         state.add_skipped_images(self.loader.skipped)
         self.step.check_divergence(state, batches)
         self._check_skipped(state)

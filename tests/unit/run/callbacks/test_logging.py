@@ -1,6 +1,7 @@
 """Reports during training."""
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -119,4 +120,19 @@ def test_a_step_without_a_report_is_checked_as_one_with_it(state, step, loader):
         log.check(state, batches)
     with pytest.raises(DivergedError):
         log.report(state, batches, at_once=True)
+    assert board.written == []
+
+
+@pytest.mark.parametrize("name", ["conv1.weight", "bn1.running_var"])
+def test_a_network_that_is_not_finite_ends_the_run_before_it_is_verified_or_saved(state, step, loader, name):
+    board = Board()
+    log = logging_of(step, loader, board, [])
+    batches = next(iter(loader))
+    step(state, batches)
+    log.check(state, batches)
+    state.backbone.state_dict()[name].view(-1)[0] = float("nan")  # by the update of this step
+    for examine in (log.check, partial(log.report, at_once=True)):
+        with pytest.raises(DivergedError, match="not finite after step 1 ") as ended:
+            examine(state, batches)
+        assert ended.value.report["step"] == 1
     assert board.written == []
