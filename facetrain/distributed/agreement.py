@@ -44,7 +44,8 @@ def explain_failures(world: World | Ranks, timeout_s: float) -> Iterator[None]:
     Raises:
         RankError: another rank did not answer in time; the message has its number, host and process.
         LostRankError: another rank has ended.
-        RunError: a file could not be read or written, or there is too little memory.
+        RunError: a file could not be read or written, there is too little memory, NCCL has failed on this rank, or
+            the ranks have lost each other and all are alive.
     """
     try:
         yield
@@ -65,10 +66,12 @@ def explain_failures(world: World | Ranks, timeout_s: float) -> Iterator[None]:
         # A fault of the program keeps its traceback; only failures of the group are put into words here.
         if world.size == 1 or not any(word in reason for word in _LOST) or _is_of_part(error):
             raise
-        if _NCCL_ERROR in reason and not any(word in reason for word in _NCCL_CONSEQUENCES):
+        # The whole text: in `reason`, a long path of a source file of torch pushes these words out.
+        text = str(error)
+        if _NCCL_ERROR in text and not any(word in text for word in _NCCL_CONSEQUENCES):
             # Of this rank, such as a full /dev/shm. Without its number: one line is enough if all ranks have it. What
             # NCCL has logged last tells most, and is at the end of a long text.
-            last = " ".join(str(error).partition("Last error:")[2].split())
+            last = " ".join(text.partition("Last error:")[2].split())
             reason = f"NCCL error: {last}" if last else reason
             raise RunError(f"{reason}; earlier checkpoints are intact") from error
         raise _group_error(world, timeout_s, reason) from error

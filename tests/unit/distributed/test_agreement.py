@@ -63,6 +63,7 @@ SHM = NCCL.format("unhandled system error", "Error while creating shared memory 
 REMOTE = NCCL.format(
     "remote process exited", "ncclRemoteError: A call failed possibly due to a network error"
 )
+REMOTE_IN_LONG_PATH = REMOTE.replace("ProcessGroup", "/a/build/of/torch" * 20 + "/ProcessGroup")
 
 
 @pytest.mark.parametrize(
@@ -80,6 +81,7 @@ REMOTE = NCCL.format(
         (REMOTE, 0, None, LostRankError, "ncclRemoteError"),
         (REMOTE, 0, {}, RunError, "all are alive: .*ncclRemoteError"),
         (REMOTE, 1, {}, LostRankError, "ncclRemoteError"),
+        (REMOTE_IN_LONG_PATH, 0, {1: "b"}, LostRankError, "^NCCL error in: /a/build"),
         ("Connection reset by peer", 0, {}, RunError, "all are alive: Connection reset"),
         ("Timed out", 0, {1: "b"}, RankError, r"rank 1 \(b\) did not answer"),
         ("Timed out", 1, {0: "a"}, RankError, r"rank 0 \(a\) did not answer"),
