@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -119,7 +120,10 @@ def sets_of_training_images(sets: Sequence[PairSet], train: FaceDataset, name: s
     if not sets or object_versions(train):  # each image would be a request
         return
     largest = max(len(image) for pairs in sets for image in pairs.images)
-    counted = [(place, part, _count_alike(largest, part)) for place, part in parts_of(train, name)]
+    counted = []
+    for place, part in parts_of(train, name):
+        with suppress(DataError):  # such as a file of another user, whose catalog anybody may read
+            counted.append((place, part, _count_alike(largest, part)))
     left = _MOST_READ
     for pairs in sets:
         for place, part, count_S in counted:

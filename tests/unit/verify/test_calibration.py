@@ -371,6 +371,18 @@ def test_sets_that_are_only_warned_of_share_the_reads_of_the_training_data(tmp_p
         assert [one.partition(" examined")[0] for one in sets_of_training_images(sets, train, "t")] == found
 
 
+def test_sets_are_compared_with_the_readable_datasets_of_a_mixture(tmp_path):
+    for name in "ab":
+        write_records(tmp_path / name, [0, 0, 1, 1])
+    (tmp_path / "mix.yaml").write_text("datasets: [{path: a}, {path: b}]")
+    images = [image for _, image in images_of(open_dataset(tmp_path / "b"))]
+    sets = [PairSet("own", images, np.array([True, False]))]
+    train = open_dataset(tmp_path / "mix.yaml")
+    (tmp_path / "a" / "train.rec").unlink()  # its catalog is open, as that of another user's file can be
+    (remark,) = sets_of_training_images(sets, train, "mix")
+    assert remark.startswith("own: 4 of 4 examined images are in mix, dataset 2,")
+
+
 @pytest.mark.parametrize("train", ["/nowhere", "/" + "n" * 300])  # no file can have the last name
 def test_people_are_accepted_if_the_training_data_cannot_be_read(train, capsys):
     description = {"trained_on": [train]}
