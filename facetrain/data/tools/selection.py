@@ -31,7 +31,7 @@ class Selection:
     numbers: np.ndarray
     """Numbers of the images in the dataset, int64 (N,)."""
     label: np.ndarray
-    """Labels, int64 (N,); the writer renumbers them without gaps."""
+    """Identities in the dataset, int64 (N,); the writer renumbers them without gaps."""
     read: Callable[[int], bytes] | None = None
     """Returns an image as it is written, by its number in the dataset; None: `source.read`."""
     landmarks: np.ndarray | None = None
@@ -54,14 +54,8 @@ class Selection:
 
     @cached_property
     def identities(self) -> list[int]:
-        """Identity in the dataset of each new label, that of most images: corrected labels mix identities."""
-        classes = np.int64(self.source.num_classes)
-        pair, count = np.unique(
-            self.new_label * classes + self.source.labels[self.numbers], return_counts=True
-        )
-        order = np.lexsort((-count, pair // classes))
-        _, first = np.unique(pair[order] // classes, return_index=True)
-        return (pair[order][first] % classes).tolist()
+        """Identity in the dataset of each new label."""
+        return distinct(self.label).tolist()
 
     def read_image(self, row: int) -> bytes:
         """Return the image in a row as it is written.
@@ -129,7 +123,7 @@ def select_parts(folder: Path, *, validation: float, seed: int = 0) -> dict[str,
 
 
 def select_relabeled(folder: Path, label_N: np.ndarray) -> Selection:
-    """Select the images of a dataset with new labels, int64 (N,); −1 leaves an image out.
+    """Select the images of a dataset with other identities of it as labels, int64 (N,); −1 leaves an image out.
 
     Raises:
         DataError: no image is left, or the dataset cannot be read.

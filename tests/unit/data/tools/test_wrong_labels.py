@@ -80,6 +80,14 @@ def test_a_cleaned_dataset_is_written_with_the_corrected_labels(tmp_path):
         write_cleaned(data, np.full(5, -1), tmp_path / "none")
 
 
+def test_an_identity_keeps_its_name_if_most_of_its_images_are_moved_there(tmp_path):
+    for image in ["ann/1.png", "bob/1.png", "bob/2.png", "bob/3.png"]:
+        (tmp_path / "photos" / image).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "photos" / image).write_bytes(encoded_image(1))
+    write_cleaned(tmp_path / "photos", np.array([0, 0, 0, 1]), tmp_path / "out")
+    assert list(open_dataset(tmp_path / "out").identity_names()) == ["ann", "bob"]
+
+
 def test_images_without_identities_are_refused(faces):
     with pytest.raises(DataError, match="no identities"):
         find_wrong_labels(faces[0], np.full(len(faces[0]), -1))
