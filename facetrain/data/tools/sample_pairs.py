@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.dataset import image_landmarks
+from facetrain.data.dataset import FaceDataset, image_landmarks
 from facetrain.data.open_dataset import open_aligned
 from facetrain.data.pair_folds import FOLDS
 from facetrain.data.tools.pair_writer import PairsToWrite, require_readable
@@ -24,8 +24,8 @@ ImagePair = tuple[int, int]
 def sample_pairs(folder: Path, pairs: int, *, seed: int = 0) -> PairsToWrite:
     """Return pairs of a dataset's images, half of them of one identity, with their subjects.
 
-    All pairs are different. Every identity with at least two images has the same probability, whatever the number of
-    its images.
+    All pairs are different, and none is of an image and its copy. Every identity with at least two images has the same
+    probability, whatever the number of its images.
 
     Args:
         folder: the dataset.
@@ -51,8 +51,8 @@ def sample_pairs(folder: Path, pairs: int, *, seed: int = 0) -> PairsToWrite:
     for fold in np.array_split(rng.permutation(eligible), FOLDS):
         members = [images_of[identity] for identity in fold]
         half = pairs // FOLDS // 2
-        sampled += _sample_distinct(partial(_genuine_pair, members, rng), half, folder)
-        sampled += _sample_distinct(partial(_impostor_pair, members, rng), half, folder)
+        sampled += _sample_distinct(source, partial(_genuine_pair, members, rng), half, folder)
+        sampled += _sample_distinct(source, partial(_impostor_pair, members, rng), half, folder)
     numbers = [number for pair in sampled for number in pair]
     landmarks_N52 = image_landmarks(source)
     return PairsToWrite(
@@ -105,10 +105,14 @@ def _impostor_pair(images_of: list[np.ndarray], rng: np.random.Generator) -> Ima
     return first, second
 
 
-def _sample_distinct(sample: Callable[[], ImagePair], count: int, folder: Path) -> list[ImagePair]:
+def _sample_distinct(
+    source: FaceDataset, sample: Callable[[], ImagePair], count: int, folder: Path
+) -> list[ImagePair]:
     pairs: dict[ImagePair, None] = {}
     for _ in range(_MAX_TRIES_PER_PAIR * count):
-        pairs[sample()] = None
+        first, second = sample()
+        if source.read(first) != source.read(second):
+            pairs[first, second] = None
         if len(pairs) == count:
             return list(pairs)
     raise DataError(

@@ -48,6 +48,16 @@ def test_more_pairs_than_a_dataset_has_are_refused(tmp_path, identities, pairs, 
         sample_pairs(data, pairs)
 
 
+def test_an_image_is_no_pair_with_its_copy(tmp_path):
+    for number in range(80):
+        path = tmp_path / "data" / f"{number // 4}" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encoded_image(number // 2))
+    write_pairs(sample_pairs(tmp_path / "data", 160), tmp_path / "a.bin")
+    images, _ = read_bin(tmp_path / "a.bin")
+    assert all(one != other for one, other in zip(images[::2], images[1::2], strict=True))
+
+
 def test_sampled_pairs_have_no_image_that_evaluation_cannot_read(tmp_path):
     images = [encoded_image(number, 16) for number in range(63)]
     images[0] = b"damaged"
