@@ -65,20 +65,14 @@ def steps(data: Path, output: Path, recipes: Sequence[str], seeds: Sequence[int]
     for seed in seeds:
         for recipe in recipes:
             run = output / f"{recipe}_{seed}"
-            values = {
-                "seed": seed,
-                "run.name": run.name,
-                "run.dir": output,
-                "data.train": faces,
-                "eval.targets": "[]",
-            }
+            values = {"seed": seed, "data.train": faces, "eval.targets": "[]"}
             if recipe not in WITHOUT_TEACHER:
                 values |= {"distill.teacher": teacher, "distill.cache": cache}
             if recipe in FROM_TEACHER:
                 values |= {"model.init_from": teacher}
             settings = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
-            config = str(FOLDER / f"{recipe}.yaml")
-            yield Step(run / "model.safetensors", ["train", "--config", config, *settings])
+            start = ["train", "--config", str(FOLDER / f"{recipe}.yaml"), "--run-dir", str(run), "--resume"]
+            yield Step(run / "model.safetensors", [*start, *settings])
             # The difference from the model that the recipe is compared with, on the same bootstrap draws.
             other = RECIPES[recipe]
             against = ["--against", teacher if other == "y1" else str(output / f"{other}_{seed}")]

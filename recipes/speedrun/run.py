@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -45,12 +46,14 @@ def run_seed(recipe: str, seed: int, data: Path, output: Path) -> Result:
     finished, report = output / f"{run.name}.json", output / f"{run.name}_lfw.json"
     if finished.exists():
         return Result(**json.loads(finished.read_text(encoding="utf-8")))
-    values = {"seed": seed, "run.name": run.name, "run.dir": output, "data.train": data / "faces_train"}
+    values = {"seed": seed, "data.train": data / "faces_train"}
     settings = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
+    train = ["train", "--config", str(FOLDER / f"{recipe}.yaml"), "--run-dir", str(run), *settings]
+    shutil.rmtree(run, ignore_errors=True)  # what a call without a result has left: the time is that of a whole run
     pairs = str(data / "lfw_verification" / f"{LFW}.bin")
     with tempfile.TemporaryDirectory() as cache:
         start = time.perf_counter()
-        _facetrain("train", "--config", str(FOLDER / f"{recipe}.yaml"), *settings, cache=cache)
+        _facetrain(*train, cache=cache)
         seconds = time.perf_counter() - start
         _facetrain("eval", str(run), "--target", pairs, "--json", str(report), cache=cache)
     metrics = json.loads(report.read_text(encoding="utf-8"))["sets"][LFW]

@@ -57,7 +57,12 @@ def test_every_step_is_a_command_of_facetrain(runner):
     made = list(runner["steps"](Path("data/real"), Path("out"), runner["RECIPES"], [1, 2]))
     assert len(made) == 3 + 2 * (2 * len(runner["RECIPES"]) + 1)
     assert [reason for step in made if (reason := complaint(step.arguments, complete=True))] == []
-    words = {word for step in made if step.arguments[0] == "train" for word in step.arguments}
+    trainings = [step for step in made if step.arguments[0] == "train"]
+    # A second call continues an interrupted run, in the folder that is evaluated.
+    assert {(*step.arguments[3:6],) for step in trainings} == {
+        ("--run-dir", str(step.output.parent), "--resume") for step in trainings
+    }
+    words = {word for step in trainings for word in step.arguments}
     assert {"seed=1", "seed=2", "distill.cache=out/teacher.safetensors"} <= words
     evaluations = [step.arguments for step in made if step.output.name == "distilled_2.json"]
     (averaged,) = (step.arguments for step in made if step.output.name == "small_faces_1.safetensors")

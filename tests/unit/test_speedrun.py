@@ -25,12 +25,14 @@ def test_every_recipe_has_a_config(runner):
 
 
 def test_a_run_is_trained_with_an_empty_cache_then_evaluated_and_kept(runner, tmp_path, monkeypatch):
-    commands = []
+    commands, run = [], tmp_path / "speedrun_3"
+    (run / "checkpoints").mkdir(parents=True)  # of a call that was interrupted
 
     def pretend(command, *, check, env):
         assert check and command[1:3] == ["-m", "facetrain"]
         commands.append(command[3:])
         if command[3] == "train":
+            assert not run.exists() and command[command.index("--run-dir") + 1] == str(run)
             cache = Path(env["TORCHINDUCTOR_CACHE_DIR"])
             assert cache.is_dir() and not list(cache.iterdir())
         else:
