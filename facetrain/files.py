@@ -77,6 +77,13 @@ def write_fault(path: Path) -> str:
     return os.strerror(errno.EROFS if is_read_only else errno.EACCES)
 
 
+def creation_fault(path: Path) -> str:
+    """Return which existing folder on the way to a path cannot be written to, and why; empty if it can."""
+    existing = next(place for place in (path, *path.absolute().parents) if os.path.exists(place))
+    fault = write_fault(existing) if existing.is_dir() else os.strerror(errno.ENOTDIR)
+    return fault and f"{existing}: {fault}"
+
+
 def stamp_of(status: os.stat_result) -> list[int]:
     """Return size, inode, modification time and time of change (ns) of a file, for JSON: others tell a change.
 
@@ -193,12 +200,17 @@ def packaged_folder(in_wheel: Path, in_source_tree: Path) -> Path:
 
 
 def require_absent(output: Path | None) -> None:
-    """Check that there is nothing at the path of an output, before the work for it starts; None is skipped.
+    """Check that an output can be created and does not exist, before the work for it starts; None is skipped.
 
     Raises:
-        DataError: there is a file, a folder, or a link, which no folder could replace.
+        DataError: there is a file, a folder, or a link, which no folder could replace; or a folder on the way to it may
+            not be written.
     """
-    if output is None or not os.path.lexists(output):
+    if output is None:
+        return
+    if not os.path.lexists(output):
+        if fault := creation_fault(output):
+            raise DataError(f"{output}: cannot be created: {fault}; choose another path")
         return
     if not output.exists():
         raise DataError(

@@ -49,7 +49,9 @@ def run_seed(recipe: str, seed: int, data: Path, output: Path) -> Result:
     values = {"seed": seed, "data.train": data / "faces_train"}
     settings = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
     train = ["train", "--config", str(FOLDER / f"{recipe}.yaml"), "--run-dir", str(run), *settings]
-    shutil.rmtree(run, ignore_errors=True)  # what a call without a result has left: the time is that of a whole run
+    shutil.rmtree(
+        run, ignore_errors=True
+    )  # what a call without a result has left: the time is that of a whole run
     pairs = str(data / "lfw_verification" / f"{LFW}.bin")
     with tempfile.TemporaryDirectory() as cache:
         start = time.perf_counter()

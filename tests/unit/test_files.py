@@ -14,6 +14,7 @@ from facetrain.files import (
     new_file,
     new_folder,
     os_errors_as,
+    require_absent,
     require_temporary_folder,
     write_atomically,
     write_fault,
@@ -117,9 +118,6 @@ def test_errors_name_the_output_and_not_its_temporary_path(tmp_path):
             scratch.touch()
         with pytest.raises(DataError, match=rf"^{path}: [\w ]+$"), os_errors_as(DataError, tmp_path):
             write_atomically(path, "text")
-    path = tmp_path / "file" / "out"
-    with pytest.raises(DataError, match=rf"^{path}: [\w ]+$"), new_folder(path):
-        pass
     with (
         pytest.raises(DataError, match=rf"^{tmp_path}/out/a: "),
         new_folder(tmp_path / "out") as scratch,
@@ -136,6 +134,22 @@ def test_an_output_that_exists_is_refused_and_so_is_a_link_to_nothing(target, tm
     with pytest.raises(DataError, match=f"^{tmp_path}/out: {advice}"), new_folder(tmp_path / "out"):
         pytest.fail("the work has begun")
     assert (tmp_path / "out").is_symlink()
+
+
+def test_an_output_that_cannot_be_created_is_refused_before_the_work(tmp_path):
+    def check(output):
+        place = tmp_path / output.parts[0]
+        reason = f"^{tmp_path / output}: cannot be created: {place}: .*; choose another path"
+        with pytest.raises(DataError, match=reason), new_folder(tmp_path / output):
+            pytest.fail("the work has begun")
+
+    require_absent(tmp_path / "new" / "out")
+    (tmp_path / "file").touch()
+    check(Path("file/out"))
+    with small_disk(tmp_path / "disk", size_kib=64):
+        make_read_only(tmp_path / "disk")
+        check(Path("disk/out"))
+        check(Path("disk/new/out"))
 
 
 def test_an_output_that_another_command_has_written_meanwhile_stays(tmp_path):

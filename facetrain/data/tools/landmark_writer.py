@@ -20,6 +20,7 @@ from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.landmark_finder import LandmarkFinder, require_distinct_names
 from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.errors import DataError
+from facetrain.files import creation_fault
 from facetrain.progress import ProgressCallback, ignore_progress
 
 
@@ -61,6 +62,9 @@ def write_dataset_landmarks(
         name_of = partial(image_name, source)
         file_names = source.digest_file_names() if isinstance(source, CatalogDataset) else None
     require_distinct_names(finder, count, name_of, location_of)
+    output = landmarks_path(data)
+    if fault := creation_fault(output.parent):  # now, because the search for faces can take hours
+        raise DataError(f"{output}: cannot be written: {fault}; make it writable, or copy the dataset")
 
     def find(number: int) -> np.ndarray | None:
         image = decode_rgb(read(number), location=location_of(number))
@@ -75,5 +79,5 @@ def write_dataset_landmarks(
     missing = np.flatnonzero(np.isnan(landmarks_N52[:, 0, 0])).tolist()
     if len(missing) == count:
         raise DataError(f"{data}: none of its {count:,} images has landmarks; check the detector or the list")
-    write_landmarks(landmarks_path(data), landmarks_N52, file_names)
+    write_landmarks(output, landmarks_N52, file_names)
     return count, [name_of(number) for number in missing]

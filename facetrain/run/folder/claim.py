@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +10,7 @@ from facetrain.checkpoint.commit import CHECKPOINTS, complete_steps
 from facetrain.checkpoint.run_id import RUN_ID_FILE
 from facetrain.config.loading import CONFIG_FILE
 from facetrain.errors import RunError, UsageError
-from facetrain.files import os_errors_as, write_fault
+from facetrain.files import creation_fault, os_errors_as
 from facetrain.models.model_file import MODEL_FILE
 from facetrain.run.folder.environment import launchers_in
 from facetrain.run.folder.lease import Lease
@@ -100,10 +98,9 @@ class FolderClaim:
         has_trained = has_checkpoints(folder)
         kind = RunError if has_trained else UsageError
         advice = "make it writable, or " * has_trained + instead
-        existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-        if fault := write_fault(existing) if existing.is_dir() else os.strerror(errno.ENOTDIR):
-            doing = "written to" if existing == folder else "created"
-            raise kind(f"{folder}: cannot be {doing}: {existing}: {fault}; {advice}")
+        if fault := creation_fault(folder):
+            doing = "written to" if folder.exists() else "created"
+            raise kind(f"{folder}: cannot be {doing}: {fault}; {advice}")
         with os_errors_as(kind, folder, advice):
             try:
                 # Atomic: of two runs that start together, only one gets the default folder.

@@ -112,7 +112,7 @@ def test_hosts_with_other_versions_of_a_package_end_with_its_name(run, monkeypat
 @pytest.mark.parametrize("command", [resume, train], ids=lambda command: command.__name__)
 def test_a_host_that_cannot_write_its_own_folder_ends_all_with_one_line(run, monkeypatch, command):
     faults = iter(["", "Read-only file system"])  # of the leader, and of the other host
-    monkeypatch.setattr("facetrain.run.folder.claim.write_fault", lambda path: next(faults))
+    monkeypatch.setattr("facetrain.run.folder.claim.creation_fault", lambda path: next(faults))
     monkeypatch.setattr("facetrain.run.agree.owns_folder", lambda *_, **__: True)
     errors = outcomes(*[command(overrides=("checkpoint.mirror=s3://bucket/runs",))] * 2)
     assert all("host1" in str(error) and "Read-only file system; " in str(error) for error in errors)

@@ -51,7 +51,7 @@ def test_the_error_for_a_folder_that_cannot_be_created_names_it(tmp_path):
 
 @pytest.mark.parametrize(("steps", "kind"), [([], UsageError), ([2], RunError)])
 def test_a_folder_in_which_a_run_has_trained_may_be_writable_again(tmp_path, monkeypatch, steps, kind):
-    monkeypatch.setattr(claim, "write_fault", lambda path: "Read-only file system")
+    monkeypatch.setattr(claim, "creation_fault", lambda path: "Read-only file system")
     monkeypatch.setattr(claim, "complete_steps", lambda path: steps)
     with pytest.raises(kind, match="Read-only file system; .*give another --run-dir") as ended:
         FolderClaim([], 0, Lease()).named(tmp_path, may_exist=True)
@@ -59,7 +59,7 @@ def test_a_folder_in_which_a_run_has_trained_may_be_writable_again(tmp_path, mon
 
 
 def test_a_resume_whose_folder_cannot_be_written_is_not_advised_to_give_another_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(claim, "write_fault", lambda path: "Read-only file system")
+    monkeypatch.setattr(claim, "creation_fault", lambda path: "Read-only file system")
     monkeypatch.setattr(claim, "complete_steps", lambda path: [2] if path.parent == tmp_path else [])
     with pytest.raises(RunError, match="cannot be written to: .*make it writable, or continue a copy"):
         FolderClaim([], 0, Lease()).continued(tmp_path)

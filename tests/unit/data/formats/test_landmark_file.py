@@ -25,6 +25,7 @@ from facetrain.data.tools.pack import pack
 from facetrain.errors import DataError
 from facetrain.face_landmarks import ARCFACE_TEMPLATE, NORMALIZED_TEMPLATE
 from tests.support.datasets import write_records
+from tests.support.faults import make_read_only, small_disk
 from tests.support.world import ONE_RANK
 from tests.unit.data.tools.helpers import convert
 
@@ -199,6 +200,17 @@ def test_landmarks_of_an_existing_dataset_come_from_a_list(tmp_path):
     (tmp_path / "mixture.yaml").write_text("datasets: [{path: photos}]")
     with pytest.raises(DataError, match=r"mixture\.yaml: "):
         write_dataset_landmarks(tmp_path / "mixture.yaml", finder)
+
+
+def test_a_folder_that_cannot_have_landmarks_is_refused_before_the_search(tmp_path):
+    def find(name, image):
+        pytest.fail("the search has begun")
+
+    with small_disk(tmp_path / "photos", size_kib=1024):
+        write_photographs(tmp_path / "photos", ARCFACE_TEMPLATE)
+        make_read_only(tmp_path / "photos")
+        with pytest.raises(DataError, match=r"photos/landmarks\.npy: cannot be written: .*Read-only file"):
+            write_dataset_landmarks(tmp_path / "photos", find)
 
 
 def test_the_landmarks_of_other_files_of_a_folder_are_refused(tmp_path):
