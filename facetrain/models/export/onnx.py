@@ -27,6 +27,7 @@ from facetrain.models.export.formats import ExportOptions, Runtime
 from facetrain.models.int8.onnx_file import INPUT, OUTPUT, int8_model
 from facetrain.models.int8.quantize import folded_network, quantize
 from facetrain.models.model_file import THRESHOLDS_KEY
+from facetrain.models.mxnet_network import MxnetNetwork
 from facetrain.models.onnx_network import LANDMARKS_INPUT
 
 _INPUTS = INPUT, LANDMARKS_INPUT
@@ -231,9 +232,27 @@ def _save(proto: Any, path: Path, model: EmbeddingModel, options: ExportOptions)
     import onnx
 
     _strip(proto)
+    if isinstance(model.network, MxnetNetwork) and not options.from_pixels:
+        _mark_normalization(proto.graph)
     checksum = checksum_of_onnx(proto, path.parent)
     onnx.helper.set_model_props(proto, file_metadata(model, options) | {CHECKSUM_KEY: checksum})
     onnx.save(proto, str(path))
+
+
+def _mark_normalization(graph: Any) -> None:
+    """Put the normalization of a network of MXNet first, under the names by which InsightFace's package recognizes it.
+
+    Of version 2.1, model_zoo/arcface_onnx.py gives pixels to a file if a name of its first 8 nodes begins with Sub and
+    one with Mul, as MXNet writes them, and normalized images otherwise.
+    """
+    (centered,) = (node for node in graph.node if INPUT in node.input)
+    (normalized,) = (node for node in graph.node if centered.output[0] in node.input)
+    centered.name, normalized.name = "Sub", "Mul"
+    # With the constants that they take: the older exporter writes them as nodes.
+    first = {*centered.input, *normalized.input, *normalized.output}
+    nodes = sorted(graph.node, key=lambda node: node.output[0] not in first)
+    del graph.node[:]
+    graph.node.extend(nodes)
 
 
 def _strip(proto: Any) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import ModelError, RunError
 from facetrain.models.embedding_model import EmbeddingModel, open_model
 from facetrain.models.export import export as export_module
@@ -19,6 +20,7 @@ from facetrain.models.export.export import export
 from facetrain.models.export.formats import ExportOptions
 from facetrain.models.preprocessing import RAW_PIXELS
 from tests.support.models import write_model
+from tests.support.mxnet_files import randomize, write_iresnet
 
 pytest.importorskip("onnxscript")
 onnx = pytest.importorskip("onnx")
@@ -191,6 +193,25 @@ def test_a_graph_that_normalizes_inside_is_not_normalized_twice(tmp_path, from_p
     again, pixels = open_model(tmp_path / "m.onnx", CPU), faces()
     assert again.preprocessing["mean"] == 0 and again.preprocessing["scale"] == 1
     np.testing.assert_allclose(embedded(again, pixels), embedded(model, pixels), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        QUICK,
+        pytest.param(ExportOptions(), marks=pytest.mark.long),
+        ExportOptions(int8=True, images=faces(10, 112)),
+    ],
+)
+def test_insightface_gives_pixels_to_a_file_of_an_mxnet_network(tmp_path, options):
+    sizes = {"layers": (1, 1, 1, 1), "widths": (4, 4, 4, 4), "embedding_size": 16}
+    write_iresnet(tmp_path, randomize(build_backbone("iresnet", **sizes)))
+    export(open_model(tmp_path / "model-symbol.json", CPU), "onnx", tmp_path / "m.onnx", options)
+    proto = onnx.load(tmp_path / "m.onnx")
+    onnx.checker.check_model(proto)
+    # The rule of ArcFaceONNX in insightface 2.1, model_zoo/arcface_onnx.py.
+    names = [node.name for node in proto.graph.node[:8]]
+    assert all(any(name.startswith(start) for name in names) for start in ("Sub", "Mul"))
 
 
 @pytest.mark.slow
