@@ -227,9 +227,10 @@ def _stated_input(model: Any, path: Path) -> tuple[float, float] | None:
     """
     metadata = parse_metadata({entry.key: entry.value for entry in model.metadata_props})
     stated = metadata.get(PREPROCESSING_KEY)
-    if not isinstance(stated, dict) or "scale" not in stated:
+    # An object of another program that is about something else, such as the size, states no input.
+    if not isinstance(stated, dict) or not stated.keys() & {"channels", "mean", "scale", "std"}:
         return None
-    given = stated.get("mean"), stated["scale"]
+    given = stated.get("mean"), stated.get("scale")
     if given not in (_PIXELS, _NORMALIZED, _FRACTIONS) or stated.get("channels", "RGB") != "RGB":
         raise ModelError(
             f"{path}: its metadata preprocessing is {listed([str(stated)])}; facetrain gives RGB images as pixels, "

@@ -138,6 +138,8 @@ def test_a_graph_that_normalizes_channel_by_channel_gets_pixels_or_needs_metadat
         ({"mean": 0, "scale": 255}, lambda x: x / 255),
         ({"mean": 0, "scale": 256}, None),
         ({"mean": 127.5, "scale": 127.5, "channels": "BGR"}, None),
+        ({"channels": "BGR"}, None),
+        ({"mean": 0, "std": 1}, None),
     ],
 )
 def test_the_input_that_the_metadata_state_is_given_or_refused(tmp_path, stated, expected):
