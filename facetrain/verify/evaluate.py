@@ -37,6 +37,10 @@ from facetrain.verify.sets.slice_table import SliceTable, read_slice_table
 from facetrain.verify.training_images import warn_of_training_images
 from facetrain.verify.verifier import evaluation_mode
 
+_TIMEOUT_S = 24 * 3600.0
+"""Longest time in which a rank waits for another one: the others wait while the leader computes the metrics, which can
+take longer than the embedding. A rank that ends is reported at once."""
+
 
 def evaluate(
     model: Path | EmbeddingModel,
@@ -80,7 +84,7 @@ def evaluate(
             run in bfloat16.
     """
     options, inference = options or EvaluationOptions(), inference or Inference()
-    with join(inference.device) as world:
+    with join(inference.device, _TIMEOUT_S) as world:
         # All inputs are opened before the first set is evaluated: a wrong path is reported at once, by one rank.
         with fail_together(world):
             open_one = partial(open_model, device=world.device, allow_code=allow_code)

@@ -12,6 +12,7 @@ from facetrain.data.pair_folds import fold_order
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import ModelError, UsageError
 from facetrain.models.embedding_model import open_model
+from facetrain.verify import evaluate as evaluate_module
 from facetrain.verify import training_images
 from facetrain.verify.evaluate import evaluate, evaluate_scores
 from facetrain.verify.metrics.fold_accuracy import fold_accuracy
@@ -85,6 +86,19 @@ def test_another_system_has_the_folds_of_the_set(model, tmp_path):
     order = fold_order(np.array(same))
     expected = fold_accuracy(other.scale.distance(score[order]), np.array(same)[order]).mean
     assert other.metrics["accuracy"] == found.differences["pairs"]["accuracy"].second == expected
+
+
+def test_the_other_ranks_wait_for_hours_while_the_leader_computes_metrics(model, tmp_path, monkeypatch):
+    write_bin(tmp_path / "pairs.bin", IMAGES, [number % 2 == 0 for number in range(PAIRS)])
+    join, waits = evaluate_module.join, []
+
+    def recorded(device, timeout_s=0):
+        waits.append(timeout_s)
+        return join(device, timeout_s)
+
+    monkeypatch.setattr(evaluate_module, "join", recorded)
+    assert evaluate(model, ["pairs"], tmp_path, options=WITHOUT_INTERVALS, inference=CPU).results
+    assert waits[0] >= 12 * 3600
 
 
 def test_the_embedding_size_of_a_network_that_does_not_state_it_is_found(model, tmp_path):
