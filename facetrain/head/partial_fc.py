@@ -49,6 +49,7 @@ from facetrain.head.sampling import ClassSampler, SampledClasses, Stage
 from facetrain.head.sharded_softmax import ClassSweep, TakeGradient, sharded_cross_entropy, without_autocast
 from facetrain.head.softmax import are_few
 from facetrain.head.target import NearestCount
+from facetrain.text import count_text
 
 
 class PartialFC(BaseHead):
@@ -153,7 +154,8 @@ class PartialFC(BaseHead):
             raise UsageError("expectations need `update`: a state_dict has no table of them")
         self.num_classes, self.embedding_size, self.group = num_classes, embedding_size, process_group
         # By the rank over all hosts. The local rank would give the same classes to one GPU of each host.
-        self._rank, ranks = place or (collectives.rank(process_group), collectives.world_size(process_group))
+        self._group_size = collectives.world_size(process_group)
+        self._rank, ranks = place or (collectives.rank(process_group), self._group_size)
         if self._rank < 0:
             raise UsageError("PartialFC: this rank is not in process_group; build the head on its ranks only")
         self.shard = shard_classes(num_classes, self._rank, ranks)
@@ -307,6 +309,12 @@ class PartialFC(BaseHead):
             )
 
     def forward(self, embedding_BD: Tensor, label_B: Tensor) -> Tensor:
+        if (size := collectives.world_size(self.group)) != self._group_size:
+            # Each class would count once for each rank that holds it, or the classes of other ranks never.
+            raise UsageError(
+                f"PartialFC was built for {count_text(self._group_size, 'rank')}, and is called on {size}; build it "
+                "after init_process_group"
+            )
         self._follow_weight()
         if self._sampler.device != self.device:
             self._sampler = self._build_sampler()  # the module was moved

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import facetrain
+from facetrain.distributed import collectives
 from facetrain.errors import DataError, ModelError, UsageError
 from facetrain.head import class_chunk
 from facetrain.head.center_gradient import ParameterGradient
@@ -483,6 +484,14 @@ def test_a_compiler_gets_the_products_of_torch_and_not_of_onednn_which_it_refuse
 def test_a_rank_outside_of_the_process_group_has_no_head():
     with pytest.raises(UsageError, match="not in process_group"):
         small_head(place=(-1, 2))
+
+
+def test_a_head_that_was_built_before_the_process_group_is_refused(monkeypatch):
+    # Each rank would hold all classes, and count them once more in the loss.
+    head = small_head()
+    monkeypatch.setattr(collectives, "world_size", lambda group=None: 2)
+    with pytest.raises(UsageError, match="built for 1 rank, and is called on 2; .*init_process_group"):
+        head(*batch())
 
 
 def test_a_filter_without_effect_is_refused():
