@@ -66,8 +66,8 @@ class PartialFC(BaseHead):
     sample of the classes, and only the centers of the sample get a gradient. All ranks must call with as many
     embeddings. Under `torch.autocast`, the factors of the large products are rounded to bfloat16.
 
-    With `update` the head is its own optimizer, as in `facetrain train`: `begin_step` starts each step, the backward
-    pass updates the centers chunk by chunk, and the gradient of all of them never exists.
+    With `update` the head is its own optimizer, as in `facetrain train`: `begin_step` starts each step, which has one
+    call; its backward pass updates the centers chunk by chunk, and the gradient of all of them never exists.
     """
 
     def __init__(
@@ -186,6 +186,7 @@ class PartialFC(BaseHead):
         self._nearest = NearestCount(process_group)
         self._step, self._calls = 0, 0
         self._begun = False
+        """Whether `begin_step` has started a step that is not over."""
         self._loss_scale: Tensor | None = None
         shard_state.register_hooks(self)
 
@@ -320,9 +321,11 @@ class PartialFC(BaseHead):
             self._sampler = self._build_sampler()  # the module was moved
         if not self._begun and self.training:
             if self.update is not None:
+                # A second call would have another learning rate than its step, or chunks that the update of the first
+                # one has changed.
                 raise UsageError(
-                    "PartialFC with `update` got no learning rate, and its centers would stay as they are; call "
-                    "head.begin_step(step, lr=lr) before each step"
+                    "PartialFC with `update`: call head.begin_step(step, lr=lr) before each call; for several calls in "
+                    "one step give CenterUpdate(in_backward=False), and call head.step after the last"
                 )
             # Nobody counts the steps: each call is one.
             self._begin(self._calls)
@@ -330,7 +333,10 @@ class PartialFC(BaseHead):
         if self.update is not None and self._trained and not embedding_BD.requires_grad:
             # The centers are no leaves of autograd: without one, there were no backward pass, which updates them.
             embedding_BD = embedding_BD.detach().requires_grad_()
-        return super().forward(embedding_BD, label_B)
+        loss = super().forward(embedding_BD, label_B)
+        if self.update_in_backward and self.training and loss.requires_grad:
+            self._begun = False
+        return loss
 
     def _loss_of(self, label_G: Tensor, gathered: collectives.GatheredRows) -> Tensor:
         # Sampling and reading rows need no embeddings, so they overlap with the gather.
@@ -387,6 +393,7 @@ class PartialFC(BaseHead):
         # update.
         for rows, gradient in self._gradient.take():
             self._optimizer.update(self._tables.by_name, rows, gradient.div_(grad_scale), valid)
+        self._begun = False
 
     def take_nearest(self) -> tuple[int, int]:
         return self._nearest.take()

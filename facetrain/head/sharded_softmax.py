@@ -196,7 +196,7 @@ class _CrossEntropy(torch.autograd.Function):
         # The parameter is saved so that autograd refuses a backward pass after a change of it.
         ctx.save_for_backward(unit_GD, norm_G, factor_GD, logit_G, loss_G, torch.isfinite(loss), weight_KD)
         ctx.sweep, ctx.target, ctx.inverse_norm_S, ctx.gradient = sweep, target, inverse_norm_S, gradient
-        ctx.first_loss_G = first_loss_G
+        ctx.first_loss_G, ctx.is_over = first_loss_G, False
         return loss
 
     @staticmethod
@@ -206,6 +206,12 @@ class _CrossEntropy(torch.autograd.Function):
             raise UsageError(
                 "the loss of the head has no second derivative: call backward without create_graph"
             )
+        if ctx.is_over and ctx.gradient is None and ctx.sweep.take_gradient is not None:
+            raise UsageError(
+                "PartialFC with `update` takes one backward pass for each call, because it changes the centers; call "
+                "the head again instead of backward(retain_graph=True)"
+            )
+        ctx.is_over = True
         # A training loop may call `backward` where autocast is on.
         with profiler_range("head"), without_autocast(grad_loss.device):
             return _CrossEntropy._gradients(ctx, grad_loss)

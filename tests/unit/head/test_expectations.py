@@ -124,6 +124,7 @@ def test_a_loss_that_is_not_finite_moves_no_expectation():
     embedding, label = batch(0)
     head(embedding * float("nan"), label).backward()
     assert torch.equal(head.row_state()["expectation"], before)
+    head.begin_step(1, lr=0.1)
     head(*batch(1)).backward()
     assert not torch.equal(head.row_state()["expectation"], before)
 

@@ -98,8 +98,10 @@ def test_a_loss_that_is_not_finite_changes_neither_centers_nor_momentum(optimize
     head(*batch()).backward()
     before = {name: t.clone() for name, t in head.row_state().items()}
     embedding, label = batch(1)
+    head.begin_step(1, lr=0.1)
     head(embedding * float("nan"), label).backward()
     assert all(torch.equal(head.row_state()[name], t) for name, t in before.items())
+    head.begin_step(2, lr=0.1)
     head(*batch(2)).backward()
     assert not torch.equal(head.weight.data, before["weight"])
 
@@ -126,6 +128,7 @@ def test_a_slope_of_the_margin_that_is_not_finite_changes_neither_centers_nor_mo
     head.margin = own_margin(STEEP[name], {}, {})
     before = {name: t.clone() for name, t in head.row_state().items()}
     embedding, label = batch(1)
+    head.begin_step(1, lr=0.1)
     loss = head(embedding, label)
     loss.backward()
     assert loss.isfinite() and embedding.grad.isnan().any()
@@ -202,6 +205,7 @@ def test_labels_near_two_to_the_31_update_the_right_centers():
     head(embedding, torch.tensor([2**31 - 1, 2**31 - 3])).backward()
     moved = (head.weight.data != before).any(1).nonzero()[:, 0]
     assert (moved + head.shard.start).tolist() == [2**31 - 3, 2**31 - 1]
+    head.begin_step(1, lr=0.1)
     with pytest.raises(DataError, match="label 2147483648 .*2,147,483,648 classes"):
         head(embedding, torch.tensor([2**31, 5]))
 

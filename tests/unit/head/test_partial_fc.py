@@ -190,8 +190,7 @@ def test_rows_that_went_back_to_host_memory_before_their_update_are_refused(betw
     embedding, label = batch()
     head.begin_step(0, lr=0.1)
     loss = head(embedding.float(), label)
-    with torch.no_grad():
-        head.state_dict() if between == "state_dict" else head(embedding.float(), label)
+    head.state_dict() if between == "state_dict" else head.eval()(embedding.float(), label)
     with pytest.raises(UsageError, match=r"call backward\(\) first"):
         loss.backward()
 
@@ -282,6 +281,34 @@ def test_an_update_whose_step_was_not_begun_is_refused():
     with pytest.raises(UsageError, match="begin_step"):
         head(*batch())
     head.eval()(*batch())  # needs no learning rate
+
+
+@pytest.mark.parametrize("in_backward", [True, False])
+def test_a_step_with_an_update_ends_with_its_one_call_or_with_step(in_backward):
+    # The chunks of a second call would be computed from centers that the first has changed, or at the rate of its step.
+    head = facetrain.PartialFC("cosface", SIZE, CLASSES, update=CenterUpdate(in_backward=in_backward))
+    embedding, label = batch()
+    for step in range(2):
+        head.begin_step(step, lr=0.1)
+        with torch.no_grad():
+            head(embedding.float(), label)  # has no backward pass
+        losses = [head(embedding.float(), label) for _ in range(1 if in_backward else 3)]
+        sum(losses).backward()
+        if not in_backward:
+            head.step(torch.ones(()), torch.zeros(()))
+        with pytest.raises(UsageError, match=r"begin_step.*in_backward=False\), and call head\.step"):
+            head(embedding.float(), label)
+
+
+@pytest.mark.parametrize("in_backward", [True, False])
+def test_a_second_backward_pass_through_a_call_that_updates_the_centers_is_refused(in_backward):
+    head = facetrain.PartialFC("cosface", SIZE, CLASSES, update=CenterUpdate(in_backward=in_backward))
+    embedding, label = batch()
+    head.begin_step(0, lr=0.1)
+    loss = head(embedding.float(), label)
+    loss.backward(retain_graph=True)
+    with pytest.raises(UsageError, match="retain_graph"):
+        loss.backward()
 
 
 @pytest.mark.parametrize("shape", [(2, SIZE + 1), (2, 2 * SIZE), (2, SIZE - 1), (2, SIZE, 1)])
