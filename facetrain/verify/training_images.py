@@ -20,6 +20,7 @@ from facetrain.errors import DataError
 from facetrain.models.model_file import training_data
 from facetrain.remote.address import is_remote
 from facetrain.telemetry.log import warn
+from facetrain.text import listed
 from facetrain.verify.sets.pair_set import PairSet
 
 HOLD_OUT_ADVICE = "hold people out for it with `facetrain data split`"
@@ -43,7 +44,7 @@ class FoundImages:
     """Images of the sample that were compared with all training images of their size."""
     sample: int
     read: int
-    """Training images that were read at most."""
+    """Training images that were read."""
 
     def __str__(self) -> str:
         """Return the number, as the subject of a message."""
@@ -67,11 +68,13 @@ def find_training_images(
     # At least 1: a size that no training image has would else prefer unknown images to known ones.
     sample = np.array([part[np.maximum(count_K[part], 1).argmin()] for part in sixteenths])
     sample = sample[np.argsort(count_K[sample], kind="stable")]
-    examined = sample[np.cumsum(count_K[sample]) <= most_read]
+    # One pass compares each training image with the whole sample: no sample needs more reads than they are.
+    examined = sample[np.minimum(np.cumsum(count_K[sample]), train.num_images) <= most_read]
     wanted = {images[at] for at in examined.tolist()}
-    found = wanted.intersection(train.read(at) for at in _find_alike(size_K[examined], train))
+    alike = list(_find_alike(size_K[examined], train))
+    found = wanted.intersection(map(train.read, alike))
     known = sum(images[at] in found for at in examined.tolist())
-    return FoundImages(known, len(examined), len(sample), int(count_K[examined].sum()))
+    return FoundImages(known, len(examined), len(sample), len(alike))
 
 
 def refuse_training_images(
@@ -116,7 +119,10 @@ def refuse_training_images(
 
 
 def sets_of_training_images(sets: Sequence[PairSet], train: FaceDataset, name: str) -> Iterator[str]:
-    """Yield a sentence for each set with images of the training data `name`; none about data in an object store."""
+    """Yield a sentence for each set with images of the training data `name`, and one for those that are not compared.
+
+    None about data in an object store.
+    """
     if not sets or object_versions(train):  # each image would be a request
         return
     largest = max(len(image) for pairs in sets for image in pairs.images)
@@ -125,6 +131,7 @@ def sets_of_training_images(sets: Sequence[PairSet], train: FaceDataset, name: s
         with suppress(DataError):  # such as a file of another user, whose catalog anybody may read
             counted.append((place, part, _count_alike(largest, part)))
     left = _MOST_READ
+    unknown = []
     for pairs in sets:
         for place, part, count_S in counted:
             try:
@@ -132,10 +139,17 @@ def sets_of_training_images(sets: Sequence[PairSet], train: FaceDataset, name: s
             except DataError:  # training reports it, or leaves the image out
                 continue
             left -= found.read
+            if not found.examined:
+                unknown.append(pairs.name)
             if found.known:
                 yield (
                     f"{pairs.name}: {found} are in {place}, and the accuracy on them says nothing about other people"
                 )
+    if unknown:
+        yield (
+            f"{listed(dict.fromkeys(unknown))}: not compared with all images of {name}, of which too many would have "
+            "to be read"
+        )
 
 
 def warn_of_training_images(sets: Sequence[PairSet], descriptions: Iterable[Mapping[str, Any]]) -> None:
