@@ -17,8 +17,9 @@ from facetrain.data.open_dataset import open_dataset
 from facetrain.data.remote_dataset import object_versions
 from facetrain.data.yaml_file import read_yaml
 from facetrain.errors import DataError
+from facetrain.files import os_errors_as
 from facetrain.models.model_file import training_data
-from facetrain.remote.address import is_remote
+from facetrain.remote.address import is_remote, without_secrets
 from facetrain.telemetry.log import warn
 from facetrain.text import listed
 from facetrain.verify.sets.pair_set import PairSet
@@ -90,19 +91,24 @@ def refuse_training_images(
 
     Raises:
         DataError: at least half of the examined images are in the training data, or in one dataset of a mixture; a
-            few give a warning, and so do images that too many training images would have to be read for, and a model
-            of unknown training data.
+            few give a warning, and so do images that too many training images would have to be read for, and training
+            data that are unknown or cannot be read here.
     """
+    unchecked = f"that its people are not in {target} is not checked"
     paths = training_data(description)
     if not paths:  # such as an exported file
-        warn(
-            f"{model}: what it was trained on is unknown; that its people are not in {target} is not checked"
-        )
-    opened = _open_training_data(paths)
-    for place, part in (part for name, train in opened for part in parts_of(train, name)):
+        warn(f"{model}: what it was trained on is unknown; {unchecked}")
+    parts = []
+    for path in paths:
+        try:
+            parts += parts_of(_open_local(path), path)
+        except DataError as error:
+            warn(f"{model}: was trained on {error}; {unchecked}")
+    for place, part in parts:
         try:
             found = find_training_images(images, part, _MOST_READ)
-        except DataError:
+        except DataError as error:
+            warn(f"{model}: was trained on {error}; {unchecked}")
             continue
         if found.known and 2 * found.known >= found.examined:
             raise DataError(
@@ -155,53 +161,54 @@ def sets_of_training_images(sets: Sequence[PairSet], train: FaceDataset, name: s
 def warn_of_training_images(sets: Sequence[PairSet], descriptions: Iterable[Mapping[str, Any]]) -> None:
     """Warn of sets with images on which one of several models was trained, if its data can be opened here at once.
 
-    `descriptions` are the metadata of the model files.
+    `descriptions` are the metadata of the model files. A folder with very many entries is not opened, with a warning:
+    all of them would be listed.
     """
-    paths = training_data(*descriptions)
-    for name, train in _open_training_data(paths, most_folders=_MOST_FOLDERS) if sets else ():
-        for remark in sets_of_training_images(sets, train, name):
-            warn(f"{remark}; {HOLD_OUT_ADVICE}")
+    for path in training_data(*descriptions) if sets else ():
+        with suppress(DataError, OSError):  # such as a folder of another user, who has trained the model
+            many = next((place for place in _local_places(path) if _has_many_entries(place)), None)
+            if many is not None:
+                warn(
+                    f"{many}: has more than {_MOST_FOLDERS:,} entries, so its images are not compared with those of "
+                    "the sets; `facetrain doctor` does it"
+                )
+                continue
+            for remark in sets_of_training_images(sets, open_dataset(path), path):
+                warn(f"{remark}; {HOLD_OUT_ADVICE}")
 
 
-def _open_training_data(
-    paths: Iterable[str], most_folders: int | None = None
-) -> Iterator[tuple[str, FaceDataset]]:
-    """Yield path and dataset of the training data that can be read on this machine.
-
-    `most_folders`: not, with a warning, if a folder has more entries, all of which would be listed.
-    """
-    for path in paths:
-        try:
-            dataset = _open_local(Path(path), most_folders)
-        except (DataError, OSError):  # such as a folder of another user, who has trained the model
-            continue
-        if dataset is not None:
-            yield path, dataset
-
-
-def _open_local(path: Path, most_folders: int | None) -> FaceDataset | None:
-    """Open a dataset; None if there is none, if a part of it is remote, or as `_open_training_data` says.
+def _open_local(path: str) -> FaceDataset:
+    """Open training data without a download.
 
     Raises:
-        DataError: the dataset cannot be read.
+        DataError: a part is remote, or cannot be read on this machine.
+    """
+    with os_errors_as(DataError, Path(path)):
+        _local_places(path)  # remote ones are refused
+        return open_dataset(path)
+
+
+def _local_places(path: str) -> list[Path]:
+    """Return the paths of the datasets of a mixture, or the path of another dataset.
+
+    Raises:
+        DataError: one of them is remote and would be downloaded, or the file of the mixture is damaged.
         OSError: the operating system does not tell what is at the path.
     """
-    if not path.exists():
-        return None
     places = [path]
-    if is_mixture(path):
-        content: MixtureFile = read_yaml(path, MixtureFile)
-        if any(is_remote(entry.path) for entry in content.datasets):  # would be downloaded
-            return None
-        places = [path.parent / entry.path for entry in content.datasets]
-    for folder in places if most_folders is not None else ():
-        if folder.is_dir() and any(islice(folder.iterdir(), most_folders, None)):
-            warn(
-                f"{folder}: has more than {most_folders:,} entries, so its images are not compared with those of the "
-                "sets; `facetrain doctor` does it"
-            )
-            return None
-    return open_dataset(path)
+    if is_mixture(Path(path)):
+        content: MixtureFile = read_yaml(Path(path), MixtureFile)
+        places = [
+            each.path if is_remote(each.path) else f"{Path(path).parent / each.path}"
+            for each in content.datasets
+        ]
+    if remote := next(filter(is_remote, places), None):
+        raise DataError(f"{without_secrets(remote)}, which is not downloaded for this")
+    return [Path(place) for place in places]
+
+
+def _has_many_entries(folder: Path) -> bool:
+    return folder.is_dir() and any(islice(folder.iterdir(), _MOST_FOLDERS, None))
 
 
 def _count_alike(largest: int, train: FaceDataset) -> np.ndarray:

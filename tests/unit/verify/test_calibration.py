@@ -383,12 +383,25 @@ def test_sets_are_compared_with_the_readable_datasets_of_a_mixture(tmp_path):
     assert remark.startswith("own: 4 of 4 examined images are in mix, dataset 2,")
 
 
-@pytest.mark.parametrize("train", ["/nowhere", "/" + "n" * 300])  # no file can have the last name
-def test_people_are_accepted_if_the_training_data_cannot_be_read(train, capsys):
-    description = {"trained_on": [train]}
-    refuse_training_images([b"image"], "people", Path("m"), description)
-    warn_of_training_images(["no set is opened"], [description])
+@pytest.mark.parametrize(
+    ("train", "said"),
+    [
+        (
+            "/nowhere",
+            "m: was trained on /nowhere: no such folder or file; that its people are not in people is not",
+        ),
+        ("/" + "n" * 300, "n: File name too long; that its"),
+        (
+            "s3://bucket/faces",
+            "m: was trained on s3://bucket/faces, which is not downloaded for this; that its",
+        ),
+    ],
+)
+def test_a_calibration_says_which_training_data_cannot_be_read(train, said, capsys):
+    warn_of_training_images(["no set is opened"], [{"trained_on": [train]}])
     assert capsys.readouterr().err == ""
+    refuse_training_images([b"image"], "people", Path("m"), {"trained_on": [train]})
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("description", [{}, {"trained_on": "x"}, {"trained_on": [1]}])
@@ -401,7 +414,8 @@ def test_a_calibration_says_that_the_training_data_are_unknown(description, caps
     )
 
 
-def test_a_mixture_whose_data_may_be_in_a_store_is_not_opened(tmp_path, monkeypatch):
+def test_a_mixture_whose_data_may_be_in_a_store_is_not_opened(tmp_path, monkeypatch, capsys):
     (tmp_path / "mix.yaml").write_text("datasets: [{path: 's3://bucket/part'}]")
     monkeypatch.setattr(training_images, "open_dataset", None)
     refuse_training_images([b"image"], "people", Path("m"), {"trained_on": [f"{tmp_path}/mix.yaml"]})
+    assert "m: was trained on s3://bucket/part, which is not downloaded" in capsys.readouterr().err
