@@ -22,7 +22,7 @@ from facetrain.config.own_code import allow_code_of, require_code_allowed
 from facetrain.config.paths import address_of_set
 from facetrain.config.presets import find_config
 from facetrain.config.schema import Config
-from facetrain.data.formats.bin import is_bin, set_name
+from facetrain.data.formats.bin import has_bin_suffix, is_bin, set_name, without_suffixes
 from facetrain.errors import PairsError, UsageError
 from facetrain.files import require_temporary_folder
 from facetrain.remote.address import is_read_in_place, is_remote, public
@@ -123,8 +123,15 @@ def _build(request: TrainRequest, *more: str) -> Config:
 
 def _sets_that_exist(config: Config) -> tuple[list[str], tuple[str, ...]]:
     """Return the sets of a config that lie beside the user's data, or all that lie there if none does; and remarks."""
-    folder, targets = config.eval_dir, config.eval.targets
+    folder = config.eval_dir
     stored = list_names(folder) if is_remote(folder) else None
+    # Of two files of a set, the .bin. Without its suffix: every other target names its file.
+    in_store = {
+        set_name(Path(name)): name.removesuffix(".bin")
+        for name in sorted(stored or (), reverse=True)
+        if has_bin_suffix(Path(name))
+    }
+    targets = [in_store.get(without_suffixes(target), target) for target in config.eval.targets]
     present = [target for target in targets if _exists(target, folder, stored)]
     absent = [target for target in targets if target not in present]
     if present:
@@ -133,7 +140,7 @@ def _sets_that_exist(config: Config) -> tuple[list[str], tuple[str, ...]]:
     if stored is None:
         found = sorted({set_name(path) for path in Path(folder).glob("*") if is_bin(path)})
     else:
-        found = sorted(name.removesuffix(".bin") for name in stored if name.endswith(".bin"))
+        found = sorted(in_store.values())
     if found:
         return found, (f"verified on the sets that lie in {folder}: {', '.join(found)}",)
     if not targets:

@@ -85,15 +85,18 @@ def test_the_sets_beside_data_in_a_store_are_used(data, store):
     none = asked(UsualSettings(address), "glint360k")
     assert none.config.eval.targets == () and f"{address} has no verification sets lfw" in none.remarks[0]
     write_set(data / "own.bin")
+    (data / "other.XZ").touch()
     upload(data, "ms1m")
-    assert asked(UsualSettings(address), "glint360k").config.eval.targets == ("own",)
+    assert asked(UsualSettings(address), "glint360k").config.eval.targets == ("other.XZ", "own")
     write_set(data / "cfp_fp.bin")
     upload(data, "ms1m")
-    (data / "lfw.bin.xz").touch()  # a run downloads .bin files
+    for name in ("lfw.xz", "agedb_30.bin.xz", "cfp_fp.xz"):
+        (data / name).touch()  # it is looked for, and not read yet
     upload(data, "ms1m")
     found = asked(UsualSettings(address), "glint360k").config
-    assert found.eval.targets == ("cfp_fp",)
-    assert with_downloads(found, pin=str).eval.targets == (f"{address}/cfp_fp.bin",)
+    assert found.eval.targets == ("lfw.xz", "cfp_fp", "agedb_30.bin.xz"), "the .bin of two files"
+    files = ("lfw.xz", "cfp_fp.bin", "agedb_30.bin.xz")
+    assert with_downloads(found, pin=str).eval.targets == tuple(f"{address}/{file}" for file in files)
     with pytest.raises(DataError, match="s3://bucket/none: not found"):
         asked(UsualSettings("s3://bucket/none"))
 
