@@ -13,6 +13,7 @@ datasets:
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,6 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from facetrain.data.beside_dataset import TRAINING_SET
 from facetrain.data.dataset import (
     DatasetView,
     FaceDataset,
@@ -228,7 +228,7 @@ def open_mixture(
         DataError: if the file is not as described above, or a dataset cannot be opened.
     """
     content: MixtureFile = read_yaml(path, MixtureFile)
-    datasets, chosen = [], list[tuple[Path, FaceDataset]]()
+    datasets, chosen = [], list[tuple[set[str], FaceDataset]]()
     for entry in content.datasets:
         if has_secrets(entry.path):
             raise DataError(f"{path}: {without_secrets(entry.path)}: give its credentials by the environment")
@@ -236,17 +236,18 @@ def open_mixture(
         if place.suffix.lower() in MIXTURE_SUFFIXES:
             raise DataError(f"{path}: {entry.path} is itself a mixture; list its datasets here")
         selected = _select_images(open_dataset(place), entry, path)
-        origin = place.parent if place.name == TRAINING_SET else place
+        # A folder of images has no such file.
+        files = {os.path.realpath(file) for file in image_files(selected) or [place]}
         is_repeated = (
-            origin.samefile(other) and np.isin(_identities(selected), _identities(before)).any()
-            for other, before in chosen
+            not files.isdisjoint(others) and np.isin(_identities(selected), _identities(before)).any()
+            for others, before in chosen
         )
         if content.heads == "joined" and any(is_repeated):
             raise DataError(
                 f"{path}: {entry.path} is listed twice with the same identities, which would have two classes each; "
                 "list it once, with a weight, or use `heads: separate`"
             )
-        chosen.append((origin, selected))
+        chosen.append((files, selected))
         dataset = drop_small_identities(selected, place)
         if not images_per_epoch([dataset.num_images], [entry.weight])[0]:
             raise DataError(

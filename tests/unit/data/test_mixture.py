@@ -102,6 +102,21 @@ def test_a_mixture_has_the_files_of_all_its_datasets_and_those_that_they_leave_o
     assert len(mixed.skipped) == 2
 
 
+@pytest.mark.parametrize(
+    "names", [("one", "one/ms1m.rec"), ("one", "link/ms1m.rec"), ("faces", "link/../faces")]
+)
+def test_a_dataset_is_listed_once_whatever_its_path(tmp_path, names):
+    path = mixture(tmp_path, f"datasets: [{{path: {names[0]}}}, {{path: {names[1]}}}]")
+    (tmp_path / "one" / "train.rec").rename(tmp_path / "one" / "ms1m.rec")
+    (tmp_path / "one" / "train.idx").rename(tmp_path / "one" / "ms1m.idx")
+    (tmp_path / "link").symlink_to(tmp_path / "one")
+    for person in "ab":
+        (tmp_path / "faces" / person).mkdir(parents=True)
+        (tmp_path / "faces" / person / "1.png").write_bytes(encoded_image(1))
+    with pytest.raises(DataError, match=f"{names[1]} is listed twice with the same identities"):
+        open_dataset(path)
+
+
 def test_an_epoch_shows_each_dataset_as_often_as_its_weight(tmp_path):
     dataset = open_dataset(mixture(tmp_path, "datasets: [{path: one, weight: 0.5}, {path: two, weight: 2}]"))
     assert epoch_size(dataset) == 11
