@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
 
 from facetrain.checkpoint.commit import LATEST
 from facetrain.checkpoint.manifest import sha256_of
 from facetrain.errors import ModelError
-from facetrain.files import os_errors_as
-from facetrain.models.model_file import newest_model_file
+from facetrain.files import os_errors_as, parse_json
+from facetrain.models.checksum import CHECKSUM_KEY
+from facetrain.models.model_file import THRESHOLDS_KEY, newest_model_file
 from facetrain.models.mxnet_symbol import pair_of_files
 from facetrain.models.onnx_network import external_files
 from facetrain.models.read_model import is_graph, open_checkpoint
+from facetrain.models.weight_files import METADATA_KEY
 
 
 def digest_model_files(path: Path) -> str:
     """Return a digest of what `open_model` reads for a path, 32 hexadecimal digits.
 
-    Of a checkpoint only the manifest is read, which has the checksums of its files.
+    Of a checkpoint only the manifest is read, which has the checksums of its files. The thresholds of a .safetensors
+    file do not count: its network stays the same when it is calibrated.
 
     Raises:
         ModelError: a file is missing, or is no ONNX file.
@@ -31,8 +38,22 @@ def digest_model_files(path: Path) -> str:
     else:
         with os_errors_as(ModelError, path):
             # What is no file, such as a pipe, is an error when the model is opened.
-            parts = [sha256_of(each) for each in (file, *filter(Path.is_file, _others(file)))]
+            parts = [_digest_file(each) for each in (file, *filter(Path.is_file, _others(file)))]
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:32]
+
+
+def _digest_file(file: Path) -> str:
+    """Return the SHA-256 of a file; for a model file its own checksum, and its description without thresholds."""
+    metadata: dict[str, str] = {}
+    if file.suffix == ".safetensors" and file.is_file():
+        with suppress(SafetensorError), safe_open(str(file), framework="pt") as opened:
+            metadata = opened.metadata() or {}
+    with suppress(ValueError, KeyError):  # a file of another program, or a damaged one
+        description = parse_json(metadata[METADATA_KEY])
+        if isinstance(description, dict):
+            description.pop(THRESHOLDS_KEY, None)
+            return f"{metadata[CHECKSUM_KEY]} {json.dumps(description, sort_keys=True)}"
+    return sha256_of(file)
 
 
 def _others(file: Path) -> Iterable[Path]:

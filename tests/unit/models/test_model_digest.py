@@ -4,10 +4,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from facetrain.errors import ModelError
 from facetrain.models.model_digest import digest_model_files
+from facetrain.models.model_file import save_model
 from facetrain.training.teacher import digest_model
 from tests.support.models import write_model
 
@@ -63,3 +66,16 @@ def test_another_model_in_the_place_of_a_file_has_another_digest_and_a_missing_o
     path.unlink()
     with pytest.raises(ModelError, match=r"model\.safetensors: No such file"):
         digest_model_files(path)
+
+
+def test_thresholds_do_not_change_the_digest_of_a_model_but_the_rest_of_its_description_does(tmp_path):
+    path, state = tmp_path / "model.safetensors", {"weight": torch.ones(3)}
+    digests = []
+    for more in ({}, {"thresholds": []}, {"thresholds": [], "step": 2}):
+        save_model(path, state, {"backbone": {"name": "r18"}} | more)
+        digests.append(digest_model_files(path))
+    assert digests[0] == digests[1] != digests[2]
+    save_file(state, path)  # of another program, without a checksum
+    before = digest_model_files(path)
+    flip_last_bit(path)
+    assert digest_model_files(path) != before
