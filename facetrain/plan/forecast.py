@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 
@@ -83,57 +82,20 @@ def forecast(config: Config, num_classes: int, gpus: int, *, batch: int | None =
 
 
 def largest_batch(config: Config, num_classes: int, gpus: int, memory: int) -> int:
-    """Return the most images per GPU and micro-batch that fit, to 1/64; 0 if not even two fit.
+    """Return the most images per GPU and micro-batch that fit, to 1/64; 0 if not even two fit."""
 
-    Activations grow in proportion to the batch, the work of the head nearly so: lines take few forecasts. But up to
-    some batch, verification needs more than a step, and the memory is the same. So only a batch that does not fit ends
-    the search, and where a line through both ends was far off, one through two batches that do not fit, or the middle,
-    follows.
-    """
+    def fits(batch: int) -> bool:
+        return forecast(config, num_classes, gpus, batch=batch).fits(memory)
 
-    def measured(batch: int) -> _Free:
-        return _Free(batch, USABLE * memory - forecast(config, num_classes, gpus, batch=batch).total)
-
-    low, high = measured(2), measured(256)
-    if low.bytes < 0:
+    low, high = 2, 256
+    if not fits(low):
         return 0
-    while high.bytes >= 0:
-        if high.bytes < low.bytes:
-            beyond = _zero(low, high)
-            beyond += max(1, beyond // 128)
-        elif high.batch < _LARGEST_BATCH:
-            beyond = 2 * high.batch
-        else:
-            return high.batch
-        low, high = high, measured(beyond)
-    larger, bent = high, False
-    while high.batch - low.batch > (least := max(1, low.batch // 64)):
-        found = max(_zero(low, high), low.batch + least)
-        if bent:
-            found = _zero(high, larger) if larger.bytes < high.bytes else 0
-            if not low.batch < found < high.batch:
-                found = (low.batch + high.batch) // 2
-        tried = measured(found)
-        replaced = low if tried.bytes >= 0 else high
-        bent = abs(tried.bytes) > 0.5 * abs(replaced.bytes)
-        if tried.bytes >= 0:
-            low = tried
-        else:
-            high, larger = tried, high
-    return low.batch
-
-
-class _Free(NamedTuple):
-    """Memory that a batch leaves, negative where it does not fit."""
-
-    batch: int
-    bytes: float
-
-
-def _zero(smaller: _Free, larger: _Free) -> int:
-    """Return the largest batch that fits if the memory that is left were a falling line through two points."""
-    slope = (larger.bytes - smaller.bytes) / (larger.batch - smaller.batch)
-    return int(smaller.batch - smaller.bytes / slope)
+    while fits(high):
+        if high >= _LARGEST_BATCH:
+            return high
+        low, high = high, 2 * high
+    batches = range(low, high, max(1, low // 64))
+    return batches[bisect_left(batches, True, lo=1, key=lambda batch: not fits(batch)) - 1]
 
 
 def fewest_gpus(config: Config, num_classes: int, memory: int) -> int | None:
