@@ -24,12 +24,11 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from socket import socket
 from typing import IO, Any
 
 from facetrain.distributed import watchdog_process
+from facetrain.distributed.watchdog_process import Settings
 from facetrain.errors import FacetrainError, LostRankError, RankError, RunError
 from facetrain.files import error_reason
 
@@ -42,28 +41,6 @@ _STOPPED_S = 30.0
 """Seconds after which a stopped watchdog counts as lost."""
 _REASON_FILE = "TORCHELASTIC_ERROR_FILE"
 _logger = logging.getLogger("facetrain")
-
-
-@dataclass(frozen=True)
-class Peers:
-    """Ranks of a run, and the connection of their watchdogs."""
-
-    rank: int
-    places: list[str]
-    """Host and process of each rank."""
-    token: str
-    """Random text that only the ranks of this start know."""
-    address: tuple[str, int] | None
-    """Host and port on which rank 0 listens; None: there is no connection."""
-    listener: socket | None = None
-    """Listening socket, on rank 0."""
-    speaks: bool = False
-    """Whether this rank prints which other rank is lost. With an elastic agent, that prints it."""
-
-    @classmethod
-    def none(cls) -> Peers:
-        """Return the peers of a process without others."""
-        return cls(rank=0, places=[f"process {os.getpid()}"], token="", address=None)
 
 
 class Guard:
@@ -121,16 +98,16 @@ _guards: list[Guard] = []
 
 
 @contextmanager
-def watchdog(peers: Peers, timeout_s: float) -> Iterator[Guard]:
+def watchdog(settings: Settings) -> Iterator[Guard]:
     """Guard this process within the block; one of several ranks also until it exits if the block raises an exception.
 
     The watchdog prints why it ends this process to standard error, and leaves it in a file for the elastic agent.
     Reasons are: a process that this one has started within the block is stopped or killed, and this one still waits;
-    this rank is stopped, or has not run for `timeout_s` seconds and some more; another rank is lost, or has waited in
-    vain, and this process has not ended by itself shortly after. A single process may be stopped.
+    this rank is stopped, or has not run for `settings.timeout_s` seconds and some more; another rank is lost, or has
+    waited in vain, and this process has not ended by itself shortly after. A single process may be stopped.
     """
-    has_others = len(peers.places) > 1
-    process, ready = _start(peers, timeout_s), threading.Event()
+    has_others = len(settings.places) > 1
+    process, ready = _start(settings), threading.Event()
     guard = Guard(process, has_others=has_others)
     _guards.append(guard)
 
@@ -146,7 +123,9 @@ def watchdog(peers: Peers, timeout_s: float) -> Iterator[Guard]:
     # A line per second proves that Python runs here. A main thread in a long C call that releases Python's lock does
     # not stop it.
     threading.Thread(target=report, name="watchdog", daemon=True).start()
-    death = f"the watchdog of rank {peers.rank} (process {process.pid}) was killed, and the rank ends with it"
+    death = (
+        f"the watchdog of rank {settings.rank} (process {process.pid}) was killed, and the rank ends with it"
+    )
     assert process.stdout is not None, "stdout is a pipe"
     orders = (process.stdout, ready, guard.dismissed, death)
     threading.Thread(target=_follow, args=orders, name="watchdog-orders", daemon=True).start()
@@ -194,16 +173,9 @@ def main_thread_position() -> str:
     return f"at {frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"
 
 
-def _start(peers: Peers, timeout_s: float) -> subprocess.Popen[bytes]:
-    settings = watchdog_process.Settings(
-        rank=peers.rank,
-        places=peers.places,
-        token=peers.token,
-        address=peers.address,
-        speaks=peers.speaks,
-        listener=peers.listener.fileno() if peers.listener else None,
+def _start(settings: Settings) -> subprocess.Popen[bytes]:
+    settings = settings._replace(
         pid=os.getpid(),
-        timeout_s=timeout_s,
         error_file=os.environ.get(_REASON_FILE, ""),
         others=list(watchdog_process.descendants(os.getpid())),
     )
@@ -220,9 +192,9 @@ def _start(peers: Peers, timeout_s: float) -> subprocess.Popen[bytes]:
     assert process.stdin is not None, "stdin is a pipe"
     # Through the pipe and not by the command line, which every user of the host can read: one setting is the token.
     process.stdin.write(json.dumps(settings._asdict()).encode() + b"\n")
-    if peers.listener:
+    if settings.listener is not None:
         # The watchdog has its own copy; with this one open, the port would outlive it.
-        peers.listener.close()
+        os.close(settings.listener)
     return process
 
 

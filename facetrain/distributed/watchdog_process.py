@@ -35,7 +35,7 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -72,22 +72,29 @@ _FAILURE, _LOST_RANK = 1, 3
 
 
 class Settings(NamedTuple):
-    """What a watchdog guards. The fields from `rank` to `speaks` are those of `watchdog.Peers`."""
+    """What a watchdog guards: a rank, and the connection to the watchdogs of the others.
+
+    `facetrain.distributed.watchdog` fills in the fields from `pid` on.
+    """
 
     rank: int
     places: list[str]
+    """Host and process of each rank."""
     token: str
+    """Random text that only the ranks of this start know."""
     address: tuple[str, int] | None
-    speaks: bool
-    listener: int | None
-    """Descriptor of the listening socket, on rank 0."""
-    pid: int
-    """The process of the rank."""
+    """Host and port on which rank 0 listens; None: there is no connection."""
     timeout_s: float
     """Seconds that other ranks wait for this one, at first."""
-    error_file: str
+    listener: int | None = None
+    """Descriptor of the listening socket, on rank 0. The watchdog takes it over."""
+    speaks: bool = False
+    """Whether this rank prints which other rank is lost. With an elastic agent, that prints it."""
+    pid: int = 0
+    """The process of the rank."""
+    error_file: str = ""
     """File in which the reason of an end is left for the elastic agent; "" without one."""
-    others: list[int]
+    others: Sequence[int] = ()
     """Processes that are no helpers."""
 
 

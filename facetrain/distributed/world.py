@@ -28,7 +28,8 @@ from facetrain.distributed.process_setup import keep_freed_memory, release_freed
 from facetrain.distributed.ranks import Ranks
 from facetrain.distributed.rendezvous import Rendezvous, join_rendezvous, store_address, watchdog_address
 from facetrain.distributed.topology import unusable_gpus
-from facetrain.distributed.watchdog import Peers, watchdog
+from facetrain.distributed.watchdog import watchdog
+from facetrain.distributed.watchdog_process import Settings
 from facetrain.errors import RunError, UsageError
 
 ARRIVAL_S = 600.0
@@ -112,7 +113,9 @@ def assemble() -> Iterator[Ranks]:
         RunError: a rank did not arrive in time.
     """
     if not launched_by_torchrun():
-        with watchdog(Peers.none(), ARRIVAL_S) as guard:
+        place = f"process {os.getpid()}"
+        alone = Settings(rank=0, places=[place], token="", address=None, timeout_s=ARRIVAL_S)
+        with watchdog(alone) as guard:
             yield Ranks(set_timeout=guard.set_timeout)
         return
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -131,9 +134,16 @@ def assemble() -> Iterator[Ranks]:
     )
     if ranks.is_leader and outside_launcher() and (has_agent() or not is_loopback(store_address()[0])):
         _warn_of_open_port(store_address()[1])
-    speaks = ranks.speaks_for_host and not has_agent()
-    peers = Peers(rendezvous.rank, rendezvous.places, rendezvous.id, watchdog_at, listener, speaks)
-    with watchdog(peers, ARRIVAL_S) as guard:
+    settings = Settings(
+        rank=rendezvous.rank,
+        places=rendezvous.places,
+        token=rendezvous.id,
+        address=watchdog_at,
+        timeout_s=ARRIVAL_S,
+        listener=listener.detach() if listener else None,
+        speaks=ranks.speaks_for_host and not has_agent(),
+    )
+    with watchdog(settings) as guard:
         ranks.set_timeout, ranks.report_failure = guard.set_timeout, guard.report
         yield ranks
 

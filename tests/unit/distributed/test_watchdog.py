@@ -22,16 +22,16 @@ PROGRAM = """
 import json, os, socket, sys, threading, time
 import signal, subprocess
 from facetrain.distributed import watchdog as module, watchdog_process
-from facetrain.distributed.watchdog import Peers, watchdog
+from facetrain.distributed.watchdog import watchdog
 from facetrain.errors import LostRankError, RankError, RunError
 rank, port, timeout_s, work = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
-listener = socket.create_server(("127.0.0.1", port)) if port and rank == 0 else None
+listener = socket.create_server(("127.0.0.1", port)).detach() if port and rank == 0 else None
 address = ("127.0.0.1", port) if port else None
-places = [f"host, process {number}" for number in range(3)]
-peers = Peers(rank, places, "token", address, listener) if rank >= 0 else Peers.none()
+places = [f"host, process {number}" for number in range(3 if rank >= 0 else 1)]
+settings = watchdog_process.Settings(max(rank, 0), places, "token", address, timeout_s, listener)
 other = subprocess.Popen(["sleep", "9"]) if rank < 0 and len(sys.argv) > 5 else None
 try:
-    with watchdog(peers, timeout_s):
+    with watchdog(settings):
         print("started", flush=True)
         exec(work)
 except KeyError:
