@@ -53,13 +53,10 @@ PAGE = (Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text()
 def finished(dataset, tmp_path_factory):  # noqa: F811
     """A finished run with its model file."""
     folder = tmp_path_factory.mktemp("promises")
-    (folder / "tiny.yaml").write_text(
-        f"data: {{train: {dataset}/data, image_size: 32, workers: 0}}\n"
-        "model: {backbone: iresnet, layers: [1, 1, 1, 1], widths: [4, 4, 4, 4], embedding_size: 8}\n"
-        "train: {global_batch_size: 24, max_steps: 2, precision: fp32, device: cpu}\n"
-        "eval: {targets: []}\ncheckpoint: {every_steps: 2}\nlog: {tensorboard: false, report: false}\n"
+    config = training.write_tiny_config(
+        folder, dataset, train={"max_steps": 2}, checkpoint={"every_steps": 2}
     )
-    assert training.train(load_config(folder / "tiny.yaml"), folder / "quickstart") == 0
+    assert training.train(load_config(config), folder / "quickstart") == 0
     return folder / "quickstart"
 
 

@@ -35,23 +35,24 @@ def recorded(dataset, tmp_path_factory):
     recorder = build_recorder(folder)
     if recorder is None:
         pytest.skip("needs a C compiler")
-    (folder / "tiny.yaml").write_text(
-        f"data: {{train: {dataset}/data, image_size: 32, workers: 0}}\n"
-        "model: {backbone: iresnet, layers: [1, 1, 1, 1], widths: [2, 2, 2, 2], embedding_size: 4}\n"
-        "train: {global_batch_size: 24, max_steps: 6, precision: fp32, device: cpu}\n"
-        "eval: {targets: []}\ncheckpoint: {every_steps: 2, keep: 2}\nlog: {tensorboard: false, every_steps: 1}\n"
+    config = training.write_tiny_config(
+        folder,
+        dataset,
+        train={"max_steps": 6},
+        checkpoint={"every_steps": 2, "keep": 2},
+        log={"report": True, "every_steps": 1},
     )
     disk = folder / "disk"
     disk.mkdir()
     variables = {"LD_PRELOAD": recorder, "RECORD_ROOT": disk, "RECORD_FILE": folder / "calls"}
     done = subprocess.run(
-        [sys.executable, "-c", TRAIN, str(folder / "tiny.yaml"), str(disk / "runs" / "a")],
+        [sys.executable, "-c", TRAIN, str(config), str(disk / "runs" / "a")],
         env=environment(**{name: str(value) for name, value in variables.items()}),
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    return read_calls(folder / "calls"), folder / "tiny.yaml", disk
+    return read_calls(folder / "calls"), config, disk
 
 
 def fault_of(run, saved, reported):

@@ -1,8 +1,12 @@
-"""Runs of this process: `train` with a config, and `resume` with the config that a user has written to the folder."""
+"""Runs of this process: `train` with a config, and `resume` with the config that a user has written to the folder.
+
+`write_tiny_config` writes the config of a short run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -12,6 +16,27 @@ from facetrain.config.schema import Config
 from facetrain.files import write_atomically
 from facetrain.run.request import TrainRequest, as_override
 from facetrain.run.train import train as train_request
+
+
+def write_tiny_config(
+    folder: Path, dataset: Path, *, name: str = "tiny", **sections: Mapping[str, Any]
+) -> Path:
+    """Write `NAME.yaml`: a tiny network, which learns `dataset` / data on a CPU and is not verified.
+
+    `sections` has further keys, by section.
+    """
+    config: dict[str, dict[str, Any]] = {
+        "data": {"train": f"{dataset}/data", "image_size": 32, "workers": 0},
+        "model": {"backbone": "iresnet", "layers": [1] * 4, "widths": [4] * 4, "embedding_size": 8},
+        "train": {"global_batch_size": 24, "precision": "fp32", "device": "cpu"},
+        "eval": {"targets": []},
+        "log": {"tensorboard": False, "report": False},
+    }
+    for section, keys in sections.items():
+        config[section] = config.get(section, {}) | dict(keys)
+    path = folder / f"{name}.yaml"
+    path.write_text(json.dumps(config))
+    return path
 
 
 def train(config: Config, run_dir: Path | None = None, *, fit_batch: Any = None, **asked: Any) -> int:

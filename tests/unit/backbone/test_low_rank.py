@@ -162,17 +162,12 @@ def test_autocast_does_not_round_the_update():
 def tuned(dataset, tmp_path_factory):  # noqa: F811
     """The folder of a run, `first`, and of one that adapts it, `tuned`, and the config of the latter."""
     folder = tmp_path_factory.mktemp("lora")
-    text = (
-        f"data: {{train: {dataset}/data, image_size: 32, workers: 0}}\n"
-        "model: {backbone: iresnet, layers: [1, 1, 1, 1], widths: [4, 4, 4, 4], embedding_size: 8MORE}\n"
-        "optim: {lr: 0.05}\n"
-        "train: {global_batch_size: 24, max_steps: 4, precision: fp32, device: cpu}\n"
-        "checkpoint: {every_steps: 2}\neval: {targets: []}\nlog: {tensorboard: false, report: false}\n"
-    )
-    for name, more in (("first", ""), ("tuned", f", init_from: {folder}/first, lora: {{rank: 2, alpha: 4}}")):
-        (folder / f"{name}.yaml").write_text(text.replace("MORE", more))
-        assert training.train(load_config(folder / f"{name}.yaml"), folder / name) == 0
-    return folder, load_config(folder / "tuned.yaml")
+    adapted = {"init_from": f"{folder}/first", "lora": {"rank": 2, "alpha": 4}}
+    sections = {"optim": {"lr": 0.05}, "train": {"max_steps": 4}, "checkpoint": {"every_steps": 2}}
+    for name, model in (("first", {}), ("tuned", adapted)):
+        config = load_config(training.write_tiny_config(folder, dataset, name=name, model=model, **sections))
+        assert training.train(config, folder / name) == 0
+    return folder, config
 
 
 def test_a_run_trains_the_adapters_alone_and_exports_merged_weights(tuned, capsys):

@@ -88,16 +88,15 @@ def other_files(folder):
     return {path: path.read_bytes() for path in files}
 
 
-@pytest.mark.parametrize("key", ["freeze: [conv, bn, prelu, layer, features]", "train_batch_norm: false"])
+@pytest.mark.parametrize(
+    "key", [{"freeze": ["conv", "bn", "prelu", "layer", "features"]}, {"train_batch_norm": False}]
+)
 def test_a_fine_tuned_run_keeps_the_statistics_and_resumes_bit_for_bit(dataset, tmp_path, key):  # noqa: F811
-    text = (
-        f"data: {{train: {dataset}/data, image_size: 32, workers: 0}}\n"
-        "model: {backbone: iresnet, layers: [1, 1, 1, 1], widths: [4, 4, 4, 4], embedding_size: 8, MORE}\n"
-        "train: {global_batch_size: 24, max_steps: 2, precision: fp32, device: cpu}\n"
-        "checkpoint: {every_steps: 1}\neval: {targets: []}\nlog: {tensorboard: false, report: false}\n"
-    )
-    (tmp_path / "first.yaml").write_text(text.replace(", MORE", ""))
-    (tmp_path / "tuned.yaml").write_text(text.replace("MORE", f"init_from: {tmp_path}/first, {key}"))
+    model = {"init_from": f"{tmp_path}/first"} | key
+    for name, keys in (("first", {}), ("tuned", model)):
+        training.write_tiny_config(
+            tmp_path, dataset, name=name, model=keys, train={"max_steps": 2}, checkpoint={"every_steps": 1}
+        )
     assert training.train(load_config(tmp_path / "first.yaml"), tmp_path / "first") == 0
     tuned = load_config(tmp_path / "tuned.yaml")
     assert training.train(tuned, tmp_path / "tuned") == 0

@@ -39,15 +39,16 @@ from tests.support.training import go_on
 def runs(dataset, tmp_path_factory):  # noqa: F811
     """Two finished runs of one config, with checkpoints of steps 2 and 4."""
     folder = tmp_path_factory.mktemp("identity")
-    (folder / "tiny.yaml").write_text(
-        f"data: {{train: {dataset}/data, image_size: 32, workers: 0}}\n"
-        "model: {backbone: iresnet, layers: [1, 1, 1, 1], widths: [4, 4, 4, 4], embedding_size: 8}\n"
-        "head: {margin: {m2: 0.3, scale: 16}}\n"
-        "train: {global_batch_size: 24, max_steps: 4, precision: fp32, device: cpu}\n"
-        "eval: {targets: []}\ncheckpoint: {every_steps: 2}\nlog: {tensorboard: false, report: false, every_steps: 1}\n"
+    config = training.write_tiny_config(
+        folder,
+        dataset,
+        head={"margin": {"m2": 0.3, "scale": 16}},
+        train={"max_steps": 4},
+        checkpoint={"every_steps": 2},
+        log={"every_steps": 1},
     )
     for name in ("a", "b"):
-        assert training.train(load_config(folder / "tiny.yaml"), folder / name) == 0
+        assert training.train(load_config(config), folder / name) == 0
         # Without it, the run is evaluated by its newest checkpoint.
         (folder / name / "model.safetensors").unlink()
     return folder

@@ -20,13 +20,7 @@ from tests.support.datasets import damage_records
 def finished(dataset, tmp_path_factory):  # noqa: F811
     """The folder of a run of two steps, and its config."""
     folder = tmp_path_factory.mktemp("state")
-    (folder / "tiny.yaml").write_text(
-        f"data: {{train: {dataset}/data, image_size: 32, workers: 0}}\n"
-        "model: {backbone: iresnet, layers: [1, 1, 1, 1], widths: [8, 8, 16, 16], embedding_size: 16}\n"
-        "train: {global_batch_size: 24, max_steps: 2, precision: fp32, device: cpu}\n"
-        "eval: {targets: []}\nlog: {tensorboard: false, report: false}\n"
-    )
-    config = load_config(folder / "tiny.yaml")
+    config = load_config(training.write_tiny_config(folder, dataset, train={"max_steps": 2}))
     assert training.train(config, folder / "run") == 0
     return folder / "run", config
 
@@ -87,31 +81,32 @@ def test_too_little_memory_for_a_checkpoint_is_not_taken_for_another_network(fin
         training.go_on(tmp_path / "run", changes=["train.max_steps=4"])
 
 
-@pytest.mark.parametrize("optimizer", ["name: sgd", "name: adamw", "muon: {lr: 0.01}"])
+@pytest.mark.parametrize("optimizer", [{"name": "sgd"}, {"name": "adamw"}, {"muon": {"lr": 0.01}}])
 def test_a_network_in_channels_last_resumes_bit_for_bit(dataset, tmp_path, optimizer):  # noqa: F811
-    described = (
-        f"data: {{train: {dataset}/data, image_size: 32, workers: 0}}\n"
+    config = training.write_tiny_config(
+        tmp_path,
+        dataset,
         # With 16 channels and more, the weights are in channels_last on a CPU too.
-        "model: {backbone: iresnet, layers: [1, 1, 1, 1], widths: [16, 16, 16, 16], embedding_size: 16}\n"
-        f"optim: {{{optimizer}, lr: 0.01}}\n"
-        "train: {global_batch_size: 24, max_steps: 3, precision: fp32, device: cpu}\n"
-        "checkpoint: {every_steps: 1}\neval: {targets: []}\nlog: {tensorboard: false, report: false}\n"
+        model={"widths": [16] * 4},
+        optim={"lr": 0.01} | optimizer,
+        train={"max_steps": 3},
+        checkpoint={"every_steps": 1},
     )
-    (tmp_path / "tiny.yaml").write_text(described)
-    config = load_config(tmp_path / "tiny.yaml")
-    train_and_resume(config, tmp_path / "run", 1)
+    train_and_resume(load_config(config), tmp_path / "run", 1)
 
 
 def test_a_resumed_run_reports_the_same_loss_and_counts_skipped_images_once(dataset, tmp_path):  # noqa: F811
     shutil.copytree(dataset / "data", tmp_path / "data")
     damage_records(tmp_path / "data" / "train.rec", (5, 6, 70))
-    (tmp_path / "tiny.yaml").write_text(
-        f"data: {{train: {tmp_path}/data, image_size: 32, workers: 0, bad_records: skip}}\n"
-        "model: {backbone: iresnet, layers: [1, 1, 1, 1], widths: [4, 4, 4, 4], embedding_size: 8}\n"
-        "train: {global_batch_size: 24, max_steps: 8, precision: fp32, device: cpu}\n"
-        "eval: {targets: []}\nlog: {tensorboard: false, report: false, every_steps: 3}\ncheckpoint: {every_steps: 4}\n"
+    described = training.write_tiny_config(
+        tmp_path,
+        tmp_path,
+        data={"bad_records": "skip"},
+        train={"max_steps": 8},
+        checkpoint={"every_steps": 4},
+        log={"every_steps": 3},
     )
-    config, folder = load_config(tmp_path / "tiny.yaml"), tmp_path / "run"
+    config, folder = load_config(described), tmp_path / "run"
 
     def reports():
         records = read_jsonl(folder / "metrics.jsonl")
