@@ -143,8 +143,7 @@ def _begin_in_folder(agreed: Agreed, config: Config, state: TrainState) -> tuple
     try:
         with fail_together(world):
             if world.is_leader:
-                left = agreed.schedule.total_steps - state.step
-                warnings += check_start(config, agreed.folder, agreed.data.source, state, left)
+                warnings += check_start(config, agreed.folder, agreed.data.source, state, agreed.schedule)
                 # Before the folder is written: a sink may refuse the run.
                 sinks = open_sinks(agreed.config, agreed.folder, agreed.plan.run_id, agreed.plan.step)
                 warnings += sinks.faults if sinks else []

@@ -24,6 +24,8 @@ from facetrain.files import error_reason
 from facetrain.head.build import unused_keys
 from facetrain.head.head_group import head_parts
 from facetrain.optim.muon import hidden_weights
+from facetrain.optim.settings import MuonSettings
+from facetrain.run.parts.step_schedule import StepSchedule
 from facetrain.run.suited_settings import RunFacts, gather_facts, suited_rate, unsuited_settings
 from facetrain.text import count_text
 from facetrain.training.state import TrainState
@@ -31,10 +33,12 @@ from facetrain.verify.verifier import evaluation_mode
 
 HIGHEST_LR = {"sgd": 10.0, "adamw": 0.1}
 """Rates that cannot be meant, far above the published ones (`suited_settings.py`)."""
+_MOST_OF_MUON = 100
+"""Factor on the default rate of Muon that cannot be meant."""
 
 
 def check_start(
-    config: Config, folder: Path, source: FaceDataset, state: TrainState, steps: int
+    config: Config, folder: Path, source: FaceDataset, state: TrainState, schedule: StepSchedule
 ) -> list[str]:
     """Check disk, data and learning rate before the first step; return the warnings. For the leader only.
 
@@ -43,7 +47,7 @@ def check_start(
         folder: run folder, which may not exist yet.
         source: training data.
         state: state of the run, as it will be saved.
-        steps: steps that the run still takes.
+        schedule: steps of the run.
 
     Raises:
         RunError: the disk cannot hold a checkpoint, or cannot rename a folder.
@@ -58,11 +62,13 @@ def check_start(
         *_check_people(config, facts),
         *_check_cores(state.world),
         *_check_learning_rate(config, facts),
-        *_check_schedule(config, state.step + steps),
+        *_check_schedule(config, schedule),
         *_check_effects(config),
         *_check_precision(config, facts),
         *_check_lengths(state),
-        *check_free_space(config, folder, checkpoint_bytes(config, state), steps, held=held),
+        *check_free_space(
+            config, folder, checkpoint_bytes(config, state), schedule.total_steps - state.step, held=held
+        ),
     ]
     _require_renames(folder)
     return warnings
@@ -109,19 +115,23 @@ def _check_learning_rate(config: Config, facts: RunFacts) -> Iterator[str]:
             f"optim.lr: {config.optim.lr:g} is above {highest:g}, with which {config.optim.name} does not learn; set "
             f"it to {rate.value}: {rate.reason}"
         )
+    usual = MuonSettings().lr
+    if (muon := config.optim.muon) and muon.lr > _MOST_OF_MUON * usual:
+        yield f"optim.muon.lr: {muon.lr:g} is more than {_MOST_OF_MUON} times the usual rate, {usual:g}"
 
 
-def _check_schedule(config: Config, last_step: int) -> Iterator[str]:
-    optim, epochs, max_steps = config.optim, config.train.epochs, config.train.max_steps
+def _check_schedule(config: Config, schedule: StepSchedule) -> Iterator[str]:
+    optim, max_steps, last_step = config.optim, config.train.max_steps, schedule.steps_of_all_epochs
+    epochs = schedule.progress(schedule.total_steps) / schedule.steps_per_epoch
     if max_steps and max_steps > last_step:
         yield f"train.max_steps: {max_steps:,} is never reached: the last epoch ends after step {last_step:,}"
     if late := [f"{each:g}" for each in optim.milestones if each >= epochs]:
         yield (
             f"optim.milestones: {', '.join(late)} {'is' if len(late) == 1 else 'are'} not before the end, epoch "
-            f"{epochs}: the rate does not fall there"
+            f"{epochs:.4g}: the rate does not fall there"
         )
     if optim.warmup_epochs >= epochs:
-        yield f"optim.warmup_epochs: {optim.warmup_epochs:g} of {epochs} epochs: the run ends in the warm-up"
+        yield f"optim.warmup_epochs: {optim.warmup_epochs:g} of {epochs:.4g} epochs: the run ends in the warm-up"
 
 
 def _check_effects(config: Config) -> Iterator[str]:

@@ -18,6 +18,7 @@ from facetrain.head.partial_fc import PartialFC
 from facetrain.head.settings import MarginSettings
 from facetrain.run import start_checks
 from facetrain.run.parts.state import check_precision
+from facetrain.run.parts.step_schedule import schedule_steps
 from facetrain.run.start_checks import (
     _check_cores,
     _check_learning_rate,
@@ -42,6 +43,14 @@ def test_a_learning_rate_that_cannot_be_meant_is_reported(name, usual, absurd, p
         facts = RunFacts(10, 100, 1024, name, has_gpu=False, has_bfloat16=True)
         warnings = list(_check_learning_rate(config, facts))
         assert len(warnings) == count and all(f"set it to {published}: " in warning for warning in warnings)
+
+
+@pytest.mark.parametrize(("lr", "count"), [(0.05, 0), (20, 1)])
+def test_a_rate_of_muon_that_cannot_be_meant_is_reported(lr, count):
+    config = build_config({"data": {"train": "x"}, "optim": {"muon": {"lr": lr}}}, "test")
+    facts = RunFacts(10, 100, 1024, "sgd", has_gpu=False, has_bfloat16=True)
+    warnings = list(_check_learning_rate(config, facts))
+    assert len(warnings) == count and all("the usual rate, 0.02" in warning for warning in warnings)
 
 
 @pytest.mark.parametrize(
@@ -134,11 +143,16 @@ def test_bf16_on_a_gpu_that_would_emulate_it_is_refused(monkeypatch, device, pre
         ({"warmup_epochs": 3}, 60, ["warmup_epochs: 3 of 3 epochs"]),
         ({}, 61, ["max_steps: 61 is never reached: the last epoch ends after step 60"]),
         ({"schedule": "steps", "milestones": [1, 2], "warmup_epochs": 1}, 60, []),
+        (
+            {"schedule": "steps", "milestones": [1, 2], "warmup_epochs": 1.5},
+            30,
+            ["milestones: 2 is not before the end, epoch 1.5", "warmup_epochs: 1.5 of 1.5 epochs"],
+        ),
     ],
 )
 def test_a_schedule_that_the_run_does_not_reach_is_reported(optim, max_steps, lines):
     config = small_config(optim=optim, train={"epochs": 3, "batch_size": 4, "max_steps": max_steps})
-    found = list(start_checks._check_schedule(config, 60))
+    found = list(start_checks._check_schedule(config, schedule_steps(config, 80, 1)))
     assert len(found) == len(lines) and all(line in each for line, each in zip(lines, found, strict=True))
 
 
