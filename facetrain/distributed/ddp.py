@@ -47,11 +47,19 @@ def wrap_in_ddp(network: nn.Module, world: World, compress: str, *, accumulate: 
 
 
 def data_parallel(network: nn.Module, device: torch.device, accumulate: int) -> DistributedDataParallel:
-    """Return a network in DDP with the options of a run, of which `accumulate` micro-batches make a step."""
+    """Return a network in DDP with the options of a run, of which `accumulate` micro-batches make a step.
+
+    With several micro-batches, the gradients are zeros in DDP's buckets, and stay there as long as none becomes None.
+    """
+    if accumulate > 1:
+        # Otherwise the micro-batches before the last one would add up outside of the buckets: a second copy.
+        for parameter in network.parameters():
+            if parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)
     return DistributedDataParallel(
         network,
         device_ids=[device] if device.type == "cuda" else None,
-        # Gradients live in DDP's buckets: no second copy of them. Micro-batches before the last one have another.
+        # Gradients live in DDP's buckets: no second copy of them.
         gradient_as_bucket_view=True,
         # A static graph must exchange gradients in every backward pass. With gradient accumulation only the
         # last micro-batch does.

@@ -80,11 +80,12 @@ class GroupOptimizer:
         """
         raise NotImplementedError
 
-    def zero_grad(self) -> None:
-        """Clear the gradients."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                # Not zeros: the next backward pass writes the gradient, and need not add to it.
+    def zero_grad(self, *, in_place: bool = False) -> None:
+        """Clear the gradients: to None, after which a backward pass writes them and need not add; or to zeros."""
+        for parameter in _parameters(self.param_groups):
+            if in_place and parameter.grad is not None:
+                parameter.grad.zero_()
+            else:
                 parameter.grad = None
 
 

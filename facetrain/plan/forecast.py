@@ -167,8 +167,7 @@ def _of_stage(
     parts = {
         "weights": backbone.state_bytes,
         # Otherwise they are a part of the work.
-        # Those of the micro-batches before the last one are outside of DDP's buckets, until it adds them.
-        "gradients": 4 * backbone.parameters * (gradients_held + (gpus > 1 and config.optim.accumulate > 1)),
+        "gradients": 4 * backbone.parameters * gradients_held,
         "moments": 4 * config.optim.count_moments(backbone.parameters, backbone.hidden),
         "centers": (head.centers + taught_centers) * on_device + _prefetched(config, head),
         "center_moments": head.moments * on_device,

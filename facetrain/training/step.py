@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -87,10 +87,8 @@ class TrainStep:
         # its backward pass still runs.
         loss: Tensor | float = 0.0
         for number, batch in enumerate(batches, start=1):
-            with self._gradient_exchange(enabled=number == len(batches)):
+            with self._gradient_exchange(state.backbone, enabled=number == len(batches)):
                 loss = loss + self._forward_backward(state, batch, number, len(batches))
-            if self._number == 0 and number < len(batches):
-                self._require_gradients(state.backbone)
 
         # Clip, agree among the ranks that the gradient is finite, update backbone and class centers. Whether the step
         # is skipped stays on the device, where the optimizer's kernels read it: the host does not wait for the answer.
@@ -229,18 +227,23 @@ class TrainStep:
         if state.world.device.type == "cuda":
             torch.cuda.manual_seed(key)
 
-    def _gradient_exchange(self, *, enabled: bool) -> AbstractContextManager[None]:
-        """Return a context in which DDP exchanges gradients only if enabled."""
-        if enabled or not isinstance(self._network, DistributedDataParallel):
-            return nullcontext()
-        return self._network.no_sync()
+    @contextmanager
+    def _gradient_exchange(self, backbone: Backbone, *, enabled: bool) -> Iterator[None]:
+        """Let DDP exchange the gradients of a backward pass only if enabled.
 
-    def _require_gradients(self, backbone: Backbone) -> None:
-        """Check that a micro-batch without an exchange has used all parameters: in the exchange, DDP waits for each."""
-        if not isinstance(self._network, DistributedDataParallel):
+        In the first step, check that a micro-batch without an exchange uses all parameters: in it, DDP waits for each.
+        """
+        if enabled or not isinstance(self._network, DistributedDataParallel):
+            yield
             return
         trained = [(name, each) for name, each in named_plainly(backbone) if each.requires_grad]
-        if unused := [name for name, parameter in trained if parameter.grad is None]:
+        used = set[Tensor]()
+        hooks = [each.register_post_accumulate_grad_hook(used.add) for _, each in trained if not self._number]
+        with self._network.no_sync():
+            yield
+        for hook in hooks:
+            hook.remove()
+        if hooks and (unused := [name for name, parameter in trained if parameter not in used]):
             raise ConfigError(
                 f"model.backbone: the network does not use {', '.join(unused[:3])}; on several ranks with "
                 "optim.accumulate above 1, remove such parameters from it, or list their names in model.freeze"

@@ -1,6 +1,7 @@
 """A network in DDP on several ranks, against the plain network on one process with the global batch."""
 
 import math
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -119,3 +120,29 @@ def step_whose_gradient_is_finite_on_rank_0_alone():
 
 def test_a_step_that_one_rank_must_skip_is_skipped_by_all():
     assert run_ranks(2, step_whose_gradient_is_finite_on_rank_0_alone) == [[1.0, False]] * 2
+
+
+def steps_of_two_micro_batches():
+    """Take steps; return the number of storages that the gradients have after each micro-batch."""
+    rank, size = collectives.rank(), collectives.world_size()
+    world = World(rank=rank, local_rank=rank, size=size, local_size=size, device=CPU)
+    net = make_net(False)
+    optimizer = build_optimizer(OptimSettings(), parameter_groups(net, {}))
+    head = SimpleNamespace(update_in_backward=True, begin_step=lambda *_, **__: None)
+    stepper = Stepper(
+        net, [optimizer], head, LossScale(CPU, enabled=False),
+        schedule=lambda step: 0.1, clip_grad_norm=None, accumulates=True,
+    )  # fmt: skip
+    network, storages = wrap_in_ddp(net, world, "none", accumulate=2), []
+    for step, image in enumerate(batches(size)):
+        stepper.begin(step)
+        for number, micro_batch in enumerate(image[rank::size].chunk(2)):
+            with nullcontext() if number else network.no_sync():
+                network(micro_batch).square().mean().backward()
+            storages.append(len({each.grad.untyped_storage().data_ptr() for each in net.parameters()}))
+        stepper.finish()
+    return storages
+
+
+def test_gradients_of_all_micro_batches_are_in_the_buckets_of_ddp():
+    assert run_ranks(2, steps_of_two_micro_batches) == [[1] * 2 * STEPS] * 2

@@ -37,6 +37,7 @@ def build_stepper(
         scale,
         schedule=learning_rates(config, schedule),
         clip_grad_norm=config.optim.clip_grad_norm,
+        accumulates=config.optim.accumulate > 1,
         outside_ddp=projection,
     )
 

@@ -88,8 +88,7 @@ def test_gradients_exist_before_the_backward_pass_of_a_second_micro_batch():
         forecast(small_config(optim={"accumulate": n}), CLASSES, gpus, batch=4).parts["gradients"]
         for n, gpus in ((1, 1), (2, 1), (1, 2), (2, 2))
     )
-    assert one == 0 and two == ranks > 0
-    assert both == 2 * ranks, "in DDP's buckets, and those of the first micro-batch"
+    assert one == 0 and two == ranks == both > 0
 
 
 @pytest.mark.parametrize(("optim", "numbers"), [({"momentum": 0}, 0), ({"name": "adamw"}, 2), ({}, 1)])
