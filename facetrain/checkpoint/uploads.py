@@ -20,6 +20,8 @@ from facetrain.remote.address import public
 from facetrain.telemetry.log import logger, warn
 
 _POLL_S = 0.5
+_SLOWEST_POLL_S = 30.0
+"""Longest pause between two looks at the store: another rank may have failed, which the leader learns later."""
 
 
 class Uploads:
@@ -55,7 +57,7 @@ class Uploads:
         self._pending: SaveOutcome | None = None
         self._failure, self._failure_of_others = "", ""
         self._is_uploaded, self._has_claimed = False, has_claimed
-        self._all_uploaded, self._given_up = threading.Event(), threading.Event()
+        self._others_ended = threading.Event()
 
     @property
     def steps_in_use(self) -> set[int]:
@@ -81,8 +83,7 @@ class Uploads:
             return
         self._current, self._pending = self._pending, None
         self._failure, self._failure_of_others, self._is_uploaded = "", "", False
-        self._all_uploaded.clear()
-        self._given_up.clear()
+        self._others_ended.clear()
         # A daemon: a process that ends must not wait for a store that hangs.
         self._thread = threading.Thread(
             target=self._upload, args=(self._current,), name="checkpoint-upload", daemon=True
@@ -119,10 +120,8 @@ class Uploads:
         """Tell the leader whether the others have uploaded their files, or one of them cannot. Collective."""
         reports = collectives.gather_json([self._failure, self._is_uploaded])
         self._failure_of_others = next((failure for failure, _ in reports if failure), "")
-        if all(is_uploaded for _, is_uploaded in reports):
-            self._all_uploaded.set()
-        if self._failure_of_others:
-            self._given_up.set()
+        if self._failure_of_others or all(is_uploaded for _, is_uploaded in reports):
+            self._others_ended.set()
 
     def _upload(self, saved: SaveOutcome) -> None:
         try:
@@ -165,15 +164,15 @@ class Uploads:
         Raises:
             CheckpointError: a rank cannot upload its files, or the store has lost one.
         """
+        pause_s = _POLL_S
         while True:
             # Before the look at the store: what it lacks after all uploads, it has lost.
-            is_last = self._all_uploaded.is_set()
+            is_last = self._others_ended.is_set()
             missing = self._mirror.missing(step, manifest.files)
             if not missing:
                 return
             if is_last:
-                raise CheckpointError(
-                    f"{public(self._mirror.url)}: {missing[0].name} was uploaded, and is not there"
-                )
-            if self._given_up.wait(_POLL_S):
-                raise CheckpointError(self._failure_of_others)
+                lost = f"{public(self._mirror.url)}: {missing[0].name} was uploaded, and is not there"
+                raise CheckpointError(self._failure_of_others or lost)
+            self._others_ended.wait(pause_s)
+            pause_s = min(2 * pause_s, _SLOWEST_POLL_S)

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from facetrain.checkpoint import uploads as uploads_module
 from facetrain.checkpoint.commit import step_folder
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.mirror import Mirror
@@ -182,7 +183,7 @@ def test_the_leader_waits_at_every_upload_for_the_files_of_the_others(tmp_path, 
         if len(files) > 1 and other == ["", False]:
             other[1] = True
             mirror.upload(step_folder(tmp_path / "checkpoints", step), step, files)
-            wait_until(uploads._all_uploaded.is_set)
+            wait_until(uploads._others_ended.is_set)
         return found
 
     monkeypatch.setattr(Mirror, "missing", missing_before_its_upload)
@@ -191,6 +192,23 @@ def test_the_leader_waits_at_every_upload_for_the_files_of_the_others(tmp_path, 
         assert uploads.finish() == failure
         other[:] = "", False
     assert Mirror(URL).steps() == [4, 6]
+
+
+def test_the_leader_looks_less_and_less_often_for_files_that_do_not_come(tmp_path, monkeypatch):
+    pauses = []
+
+    class Waiting(threading.Event):
+        def wait(self, timeout):
+            pauses.append(timeout)
+            if len(pauses) == 4:
+                self.set()
+
+    monkeypatch.setattr(uploads_module, "_POLL_S", 10)
+    uploads, saved = uploads_of(tmp_path), save(tmp_path, 2)
+    uploads._others_ended = Waiting()
+    with pytest.raises(CheckpointError, match="was uploaded, and is not there"):
+        uploads._wait_for_all(2, saved.manifest)
+    assert pauses == [10, 20, 30, 30]
 
 
 def test_a_rank_reports_no_upload_before_its_own_has_ended(tmp_path, monkeypatch):
