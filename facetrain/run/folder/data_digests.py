@@ -207,7 +207,23 @@ def check_inputs(
             now = {each: digest for each, digest in now.items() if each in before}
         if before != now:
             key, words = describe_difference(name, before, now)
+            before, now = _differing_parts(before, now)
             raise ConfigError(
                 f"{key}: {checkpoint.folder} was trained with other {words}: {json.dumps(before)} → "
                 f"{json.dumps(now)}; restore them, or change them on purpose with --set {key}=VALUE"
             )
+
+
+def _differing_parts(before: Any, now: Any) -> tuple[Any, Any]:
+    """Return two unequal digests; of mappings with the same keys, and of lists, only what the other does not have."""
+    if isinstance(now, dict):
+        changed = [name for name, digest in now.items() if before[name] != digest]
+        return {name: before[name] for name in changed}, {name: now[name] for name in changed}
+    if isinstance(now, list):
+        removed, added = (
+            [each for each in before if each not in now],
+            [each for each in now if each not in before],
+        )
+        if removed or added:  # else in another order
+            return removed, added
+    return before, now

@@ -82,13 +82,24 @@ def test_an_edited_weight_list_or_path_of_a_mixture_is_refused_with_both_values(
     check(digests_of("d", "", entries), **saved)
     for change in ({"weight": 0.25}, {"mask": "13"}, {"path": "c"}):
         now = [entries[0], entries[1] | change]
-        message = f"mixture: {json.dumps(entries)} → {json.dumps(now)}; "
+        message = f"mixture: {json.dumps(entries[1:])} → {json.dumps(now[1:])}; "
         with pytest.raises(ConfigError, match=f"{re.escape(message)}.*--set data.train=VALUE"):
             check(digests_of("d", "", now), **saved)
         check(digests_of("d", "", now), ["data.train"], **saved)
+    message = f"mixture: {json.dumps(entries)} → {json.dumps(entries[::-1])}; "
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        check(digests_of("d", "", entries[::-1]), **saved)
     check(digests_of("d", "", entries), dataset="d")  # from before the mixture was recorded
     with pytest.raises(ConfigError, match="in the mixture: "):
         check(digests_of("d", "", entries), **saved | {"mixture": [3]})
+
+
+def test_of_several_sets_only_those_that_differ_are_named():
+    saved = {"sets": {"lfw": "1", "agedb": "2", "removed": "3"}}
+    with pytest.raises(
+        ConfigError, match=r'other verification sets: \{"agedb": "2"\} → \{"agedb": "4"\}; restore'
+    ):
+        check({"sets": {"lfw": "1", "agedb": "4", "new": "5"}}, **saved)
 
 
 def test_a_mixture_describes_its_entries_by_the_content_of_their_lists(tmp_path):
