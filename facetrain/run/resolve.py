@@ -17,7 +17,7 @@ from facetrain.distributed.process_setup import fix_cublas_workspace
 from facetrain.distributed.ranks import Ranks
 from facetrain.errors import ConfigError, UsageError
 from facetrain.files import require_temporary_folder
-from facetrain.models.model_file import newest_model_file
+from facetrain.models.model_file import newest_model_file, read_step
 from facetrain.run.asked_config import AskedConfig
 from facetrain.run.folder.accepted import Accepted
 from facetrain.run.folder.compatibility import (
@@ -134,7 +134,9 @@ def _continued(
     stopped = EarlyStop.of(checkpoint.meta).reason(config.train.stop_early)
     has_ended = checkpoint.step >= schedule.total_steps or bool(stopped)
     is_verified = checkpoint.meta.get("unverified") is not True
-    has_results = not plan.is_fetched and newest_model_file(Path(plan.folder)) is not None
+    # A model of a later step is the result of a course that this resume leaves.
+    model = None if plan.is_fetched else newest_model_file(Path(plan.folder))
+    has_results = model is not None and read_step(model) == checkpoint.step
     return plan.model_copy(
         update={
             "step": checkpoint.step,

@@ -9,8 +9,11 @@ import torch
 import yaml
 
 import facetrain
+from facetrain.checkpoint.commit import complete_steps
+from facetrain.config.loading import load_config
 from facetrain.distributed.ranks import Ranks
 from facetrain.errors import ConfigError, DataError, NoCheckpointError, UsageError
+from facetrain.models.model_file import read_step
 from facetrain.run.agree import agree
 from facetrain.run.folder.environment import recorded_environment
 from facetrain.run.folder.lease import Lease
@@ -178,6 +181,15 @@ def test_a_run_that_was_killed_before_its_results_writes_them(finished, tmp_path
     facetrain.resume(folder)
     weights = [each / "model.safetensors" for each in (folder, finished[1])]
     assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+def test_a_finished_run_goes_back_to_an_earlier_end(finished, tmp_path):
+    folder = shutil.copytree(finished[1], tmp_path / "run")
+    facetrain.resume(folder, 2, train={"max_steps": 2})
+    assert read_step(folder / "model.safetensors") == 2
+    assert read_step(folder / "left_model.safetensors") == 4
+    assert complete_steps(folder / "checkpoints") == [2]
+    assert load_config(folder / "config.yaml").train.max_steps == 2
 
 
 def test_data_that_is_gone_ends_a_run_with_checkpoints_as_a_failure_because_it_may_come_back(stopped):
