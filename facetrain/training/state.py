@@ -59,6 +59,9 @@ class TrainState:
     """Whether a signal interrupted the verification of this step, so that a resumed run must do it."""
     early_stop: EarlyStop = field(default_factory=EarlyStop)
     """Verifications that count for `train.stop_early`."""
+    skips_in_a_row: Tensor | float = 0
+    """Number of steps that were skipped since the last one that was taken, a scalar on the device; the same on all
+    ranks."""
     skipped_images: set[str] = field(default_factory=set)
     """Messages about the images that a rank could not read so far, one for each image; the same on all ranks."""
 
@@ -66,6 +69,11 @@ class TrainState:
     def backbone(self) -> Backbone:
         """Network without the precision wrapper, whose names checkpoints use."""
         return self.network.backbone
+
+    @property
+    def is_skipping(self) -> bool:
+        """Whether the last step was skipped, not in fp16, where its loss scale was too large. Waits for the device."""
+        return not self.stepper.scale.enabled and int(self.skips_in_a_row) > 0
 
     def describe_execution(self) -> str:
         """Return how training runs backbone and head, in words, and why not otherwise."""
@@ -104,7 +112,7 @@ class TrainState:
             rank_state=_prefixed("buffer.", dict(self.backbone.named_buffers())),
             meta=meta
             | {"verified_step": self.verified_step, "unverified": self.unverified}
-            | {"early_stop": self.early_stop.model_dump()},
+            | {"early_stop": self.early_stop.model_dump(), "skips_in_a_row": int(self.skips_in_a_row)},
             metrics=self.metrics,
             copy_rows=self.head.on_device,
         )
@@ -134,6 +142,8 @@ class TrainState:
         verified_step = checkpoint.meta.get("verified_step")
         self.verified_step = verified_step if isinstance(verified_step, int) else None
         self.early_stop = EarlyStop.of(checkpoint.meta)
+        skips = checkpoint.meta.get("skips_in_a_row")
+        self.skips_in_a_row = skips if isinstance(skips, int) else 0
         model = checkpoint.meta.get("model")
         self.earlier = model if isinstance(model, dict) else {}
 

@@ -59,7 +59,6 @@ class TrainStep:
         self._max_skipped = max_skipped_steps
         # Found through the wrappers, which share the tensors of the backbone.
         self._statistics = _Statistics(network)
-        self._consecutive_skips: Tensor | None = None
         self._number = 0
         self._loss: Tensor | float
         self._result: StepResult
@@ -106,8 +105,7 @@ class TrainStep:
         state.meter.add("lr", lr)
         state.meter.add_images(sum(len(batch.label_B) for batch in batches) * state.world.size)
         # Counted on the device: n skipped steps in a row give n, and a step that was taken gives 0.
-        previous = self._consecutive_skips
-        self._consecutive_skips = result.skipped if previous is None else (previous + 1) * result.skipped
+        state.skips_in_a_row = (state.skips_in_a_row + 1) * result.skipped
         if state.world.device.type == "cpu":  # nothing to wait for: check every step
             self.check_divergence(state, batches)
 
@@ -117,10 +115,10 @@ class TrainStep:
         Raises:
             DivergedError: with a report that lists the images of this step.
         """
-        if self._consecutive_skips is None or self._consecutive_skips.item() < self._max_skipped:
+        skipped = int(state.skips_in_a_row)
+        if skipped < self._max_skipped:
             return
         # `skipped` was reduced over the ranks, so all of them come here together.
-        skipped = int(self._consecutive_skips.item())
         what = (
             f"the loss or the gradient was not finite in {skipped} consecutive steps, the last of them step"
         )
@@ -147,7 +145,7 @@ class TrainStep:
         report = {
             "step": self._number,
             "epoch": batches[-1].epoch,
-            "skipped_steps": int(self._consecutive_skips or 0),
+            "skipped_steps": int(state.skips_in_a_row),
             "loss": str(loss),
             "grad_norm": str(norm),
             "loss_scale": float(state.stepper.scale.value),

@@ -115,7 +115,7 @@ def test_a_step_without_a_report_is_checked_as_one_with_it(state, step, loader):
         log.check(state, batches)
     state.backbone.conv1.register_forward_pre_hook(lambda conv, images: (images[0] * float("inf"),))
     step(state, batches)
-    step._consecutive_skips = torch.tensor(10.0)  # as a GPU counts them, which the host has not asked yet
+    state.skips_in_a_row = torch.tensor(10.0)  # as a GPU counts them, which the host has not asked yet
     with pytest.raises(DivergedError):
         log.check(state, batches)
     with pytest.raises(DivergedError):

@@ -5,6 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from facetrain.checkpoint.load import Checkpoint
+from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.errors import ConfigError, DivergedError
 from facetrain.head.margins.function_margin import own_margin
 from facetrain.optim.loss_scale import LossScale
@@ -52,6 +54,18 @@ def test_only_skipped_steps_in_a_row_end_a_run(state, step, loader):
         take(overflows=overflows)
     with pytest.raises(DivergedError, match=r"in 3 consecutive steps.*, or start again if there is none$"):
         take(overflows=True)
+
+
+def test_a_resume_goes_on_counting_the_steps_that_were_skipped_in_a_row(state, step, loader, tmp_path):
+    batches, *_ = loader
+    state.backbone.conv1.register_forward_pre_hook(lambda conv, images: (images[0] * float("inf"),))
+    for _ in range(2):
+        step(state, batches)
+    CheckpointWriter(tmp_path / "checkpoints", asynchronous=False).save(state.snapshot({}))
+    state.skips_in_a_row = 0
+    state.restore(Checkpoint.open(tmp_path))
+    with pytest.raises(DivergedError, match="in 3 consecutive steps"):
+        step(state, batches)
 
 
 @pytest.mark.parametrize(
