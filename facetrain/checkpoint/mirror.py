@@ -215,6 +215,14 @@ class Mirror:
                 self._store.copy(_manifest_name(later), _manifest_name(later, f"left_{count + 1}_{MANIFEST}"))
                 self._store.remove(_manifest_name(later))
 
+    def has_left(self, manifest: Manifest) -> bool:
+        """Return whether a checkpoint is one that the run no longer counts."""
+        return any(
+            self._store.read(name) == manifest.dump()
+            for name, step, file in _parsed(self._objects())
+            if step == manifest.step and _LEFT_MANIFEST.fullmatch(file)
+        )
+
     def fetch(self, step: int, checkpoints: Path) -> None:
         """Make a checkpoint of the mirror complete on this disk: download what the folder of checkpoints lacks.
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from facetrain.checkpoint.commit import CHECKPOINTS
+from facetrain.checkpoint.commit import CHECKPOINTS, point_latest, put_aside, step_folder
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.mirror import Mirror
 from facetrain.config.loading import CONFIG_FILE
@@ -22,7 +22,8 @@ from facetrain.config.paths import with_absolute_paths
 from facetrain.config.schema import Config
 from facetrain.data.loading.sampler import epoch_size
 from facetrain.distributed.ranks import Ranks
-from facetrain.errors import DataError, UsageError
+from facetrain.errors import DataError, RunError, UsageError
+from facetrain.files import os_errors_as
 from facetrain.remote.download import pinned
 from facetrain.run.compare_hosts import compare_commands, open_same_data
 from facetrain.run.folder.claim import FolderClaim, existing_run, has_checkpoints, require_replaceable
@@ -166,10 +167,21 @@ def _bring_disk_to(plan: RunPlan, config: Config, ranks: Ranks, hosts: Hosts) ->
         )
     elif plan.step is None:
         require_replaceable(folder)
+    if ranks.is_leader and plan.left_steps:
+        _leave_steps(plan.left_steps, folder / CHECKPOINTS)
     if plan.is_fetched and plan.step is not None and mirror:
         mirror.fetch(plan.step, folder / CHECKPOINTS)
         if ranks.is_leader:
             mirror.fetch_files(folder)
+
+
+def _leave_steps(steps: Sequence[int], checkpoints: Path) -> None:
+    with os_errors_as(RunError, checkpoints):
+        names = [put_aside(step_folder(checkpoints, step)).name for step in steps]
+        point_latest(checkpoints)
+    warn(
+        f"the run has gone back on another disk: the checkpoints here that it has left are kept as {', '.join(names)}"
+    )
 
 
 def _open_checkpoint(plan: RunPlan, step: int) -> Checkpoint:

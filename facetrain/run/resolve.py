@@ -96,6 +96,7 @@ def resolve(
         folder=str(folder),
         run_id=_run_id(folder, checkpoint),
         is_fetched=bool(start and start.is_fetched),
+        left_steps=start.left_steps if start else (),
         restarted=restarted,
         inputs=digest_inputs(here, data.source, data.sets),
         # Of several hosts only: one host has one file.

@@ -28,6 +28,8 @@ class RunPlan(BaseModel, frozen=True, ser_json_inf_nan="constants"):
     """Checksum of the checkpoint's manifest."""
     is_fetched: bool = False
     """Whether the checkpoint comes from the mirror: the disk of the leader lacks it, or has it damaged."""
+    left_steps: tuple[int, ...] = ()
+    """Steps on the disk of the leader that the run has left on another one: they are put aside."""
     restarted: bool = False
     """Whether the elastic agent has started the ranks of this run before, and a host has checkpoints of it."""
     is_over: bool = False

@@ -66,6 +66,31 @@ def test_a_checkpoint_that_is_damaged_in_the_folder_comes_from_the_mirror(tmp_pa
     assert chosen(tmp_path) == (4, False)
 
 
+@pytest.mark.parametrize("newest", [6, 7])
+def test_what_the_run_has_left_on_another_disk_does_not_count(tmp_path, newest):
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder in (here, there):
+        folder.mkdir()
+    upload(here, *[save(here, step) for step in (2, 4, 6)])
+    save(here, 7)  # was not uploaded before the host was lost
+    Mirror(URL).leave_after(2)
+    upload(there, *[save(there, step, note="other course") for step in (4, newest)], keep=9)
+    start = find_starting_point(here, Mirror(URL), Hosts(), step=None, may_be_new=False)
+    assert start.left_steps == (7, 6, 4) and start.is_fetched
+    assert start.checkpoint.step == newest and start.checkpoint.meta["note"] == "other course"
+    assert chosen(here, 4) == (4, True) and chosen(here, 2) == (2, False)
+    with pytest.raises(NoCheckpointError, match="has left the one in"):
+        chosen(here, 13 - newest)
+
+
+def test_checkpoints_that_the_mirror_has_never_had_or_no_longer_has_count(tmp_path):
+    outcomes = [save(tmp_path, step) for step in (2, 4, 6)]
+    upload(tmp_path, *outcomes[:2], keep=1)
+    start = find_starting_point(tmp_path, Mirror(URL), Hosts(), step=None, may_be_new=False)
+    assert (start.checkpoint.step, start.left_steps) == (6, ())
+    assert chosen(tmp_path, 2) == (2, False)
+
+
 def test_a_job_whose_hosts_have_no_whole_checkpoint_begins_again(tmp_path):
     save(tmp_path, 2)
     assert chosen(tmp_path, may_be_new=True) == (2, False)
