@@ -223,10 +223,10 @@ class Mirror:
             if step == manifest.step and _LEFT_MANIFEST.fullmatch(file)
         )
 
-    def fetch(self, step: int, checkpoints: Path) -> None:
+    def fetch(self, step: int, checkpoints: Path) -> bool:
         """Make a checkpoint of the mirror complete on this disk: download what the folder of checkpoints lacks.
 
-        A local checkpoint of the step with another manifest is put aside.
+        Return whether the folder had a part of it. A local checkpoint of the step with another manifest is put aside.
 
         Raises:
             DamagedCheckpointError: a file differs from its checksum.
@@ -248,6 +248,7 @@ class Mirror:
                 self._fetch_files(step, folder, manifest.files)
                 if not is_same:
                     publish(scratch, target)
+                return is_same
             finally:
                 # Under another name: a download that still runs could create a file while the folder is removed.
                 with suppress(FileNotFoundError):  # published
@@ -284,12 +285,12 @@ class Mirror:
                     path = Path(shutil.copyfile(path, Path(folder, path.name)))
                 self._store.upload(path, path.name)
 
-    def fetch_files(self, folder: Path) -> None:
-        """Download the files of the run folder, except models. Files that exist stay, but records are replaced."""
+    def fetch_files(self, folder: Path, *, replace: bool) -> None:
+        """Download the files of the run folder, except models; `replace` all that exist, or only records."""
         with os_errors_as(CheckpointError, folder):
             for name in self._store.find(""):
                 is_wanted = _FILE.fullmatch(name) and not name.endswith(".safetensors")
-                if is_wanted and (name.endswith(".jsonl") or not os.path.lexists(folder / name)):
+                if is_wanted and (replace or name.endswith(".jsonl") or not os.path.lexists(folder / name)):
                     self._store.download(name, folder / name)
 
     def _objects(self) -> dict[str, int]:

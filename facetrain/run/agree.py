@@ -170,9 +170,10 @@ def _bring_disk_to(plan: RunPlan, config: Config, ranks: Ranks, hosts: Hosts) ->
     if ranks.is_leader and plan.left_steps:
         _leave_steps(plan.left_steps, folder / CHECKPOINTS)
     if plan.is_fetched and plan.step is not None and mirror:
-        mirror.fetch(plan.step, folder / CHECKPOINTS)
+        had_it = mirror.fetch(plan.step, folder / CHECKPOINTS)
         if ranks.is_leader:
-            mirror.fetch_files(folder)
+            # A checkpoint that is new on this disk was written on another one, which has gone on with the run.
+            mirror.fetch_files(folder, replace=not had_it)
 
 
 def _leave_steps(steps: Sequence[int], checkpoints: Path) -> None:

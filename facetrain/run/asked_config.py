@@ -29,6 +29,7 @@ from facetrain.remote.address import is_read_in_place, is_remote, public
 from facetrain.remote.download import is_name
 from facetrain.remote.listing import list_names
 from facetrain.run.folder.run_files import newest_run
+from facetrain.run.folder.starting_point import is_behind
 from facetrain.run.request import CHOSEN_KEYS, TrainRequest, as_override
 from facetrain.verify.sets.pair_set import set_file
 
@@ -77,7 +78,7 @@ def asked_config(request: TrainRequest) -> AskedConfig:
 
 
 def recorded_config(request: TrainRequest) -> tuple[Path, AskedConfig]:
-    """Read the config of the run that `resume` names: from its folder, or from its mirror if it is not here yet.
+    """Read the config of the run that `resume` names: from its folder; of an address from its mirror, if that is newer.
 
     Return the folder on this disk, and the config.
 
@@ -98,7 +99,7 @@ def recorded_config(request: TrainRequest) -> tuple[Path, AskedConfig]:
         folder = newest_run()
         remarks.append(f"{folder}: the newest run")
     path = folder / CONFIG_FILE
-    if path.is_file():
+    if path.is_file() and not (mirror and is_behind(folder, mirror)):
         values, where = read_merged(path), str(path)
     elif mirror:
         where = f"{public(mirror.url)}/{CONFIG_FILE}"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from facetrain.checkpoint.commit import CHECKPOINTS, step_folder
+from facetrain.checkpoint.commit import CHECKPOINTS, complete_steps, step_folder
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.manifest import read_manifest
 from facetrain.checkpoint.mirror import Mirror
@@ -64,6 +64,17 @@ def find_starting_point(
     if chosen in local and not (chosen in stored and _is_damaged(place)):
         return StartingPoint(Checkpoint.open(folder, chosen), left_steps=left)
     return StartingPoint(Checkpoint(place, mirror.manifest(chosen)), is_fetched=True, left_steps=left)
+
+
+def is_behind(folder: Path, mirror: Mirror) -> bool:
+    """Return whether the run has gone on elsewhere: the newest checkpoint was never in its folder on this disk.
+
+    Raises:
+        CheckpointError: the mirror cannot be read.
+    """
+    stored, local = mirror.steps(), complete_steps(folder / CHECKPOINTS)
+    known = {*local} - {*_left_steps(folder, mirror, stored, local)}
+    return max(stored, default=-1) > max(known, default=-1)
 
 
 def _left_steps(folder: Path, mirror: Mirror, stored: Sequence[int], local: Sequence[int]) -> tuple[int, ...]:

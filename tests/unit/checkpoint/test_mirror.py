@@ -39,11 +39,14 @@ def test_a_checkpoint_comes_back_from_the_mirror_with_the_files_of_its_run(tmp_p
     other = tmp_path / "other"
     other.mkdir()
     assert fetched(other, 2).manifest == Checkpoint.open(tmp_path).manifest
-    Mirror(URL).fetch_files(other)
+    Mirror(URL).fetch_files(other, replace=False)
     assert (other / "run_id.txt").read_text() == RUN_ID and not (other / "claim").exists()
 
 
-def test_files_of_the_run_that_a_host_has_stay_but_its_records_are_replaced(tmp_path):
+@pytest.mark.parametrize(("replace", "expected"), [(False, ["old", "new"]), (True, ["new", "new"])])
+def test_files_that_a_host_has_stay_but_its_records_unless_the_run_has_gone_on_elsewhere(
+    tmp_path, replace, expected
+):
     names = ("config.yaml", "metrics.jsonl")
     for folder, text in ((tmp_path / "theirs", "new"), (tmp_path / "ours", "old")):
         folder.mkdir()
@@ -52,8 +55,8 @@ def test_files_of_the_run_that_a_host_has_stay_but_its_records_are_replaced(tmp_
     model = tmp_path / "theirs" / "model.safetensors"
     model.write_bytes(b"of a run that has ended")
     Mirror(URL).upload_files([model, *(tmp_path / "theirs" / name for name in names)])
-    Mirror(URL).fetch_files(tmp_path / "ours")
-    assert [(tmp_path / "ours" / name).read_text() for name in names] == ["old", "new"]
+    Mirror(URL).fetch_files(tmp_path / "ours", replace=replace)
+    assert [(tmp_path / "ours" / name).read_text() for name in names] == expected
     assert not (tmp_path / "ours" / model.name).exists()
 
 

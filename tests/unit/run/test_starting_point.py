@@ -8,8 +8,10 @@ import pytest
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.mirror import Mirror
 from facetrain.errors import DamagedCheckpointError, NoCheckpointError, UsageError
+from facetrain.run.asked_config import recorded_config
 from facetrain.run.folder.hosts import Hosts
 from facetrain.run.folder.starting_point import find_starting_point
+from facetrain.run.request import TrainRequest
 from tests.support.mirrored import URL, save, upload
 
 pytestmark = pytest.mark.usefixtures("store")
@@ -89,6 +91,29 @@ def test_checkpoints_that_the_mirror_has_never_had_or_no_longer_has_count(tmp_pa
     start = find_starting_point(tmp_path, Mirror(URL), Hosts(), step=None, may_be_new=False)
     assert (start.checkpoint.step, start.left_steps) == (6, ())
     assert chosen(tmp_path, 2) == (2, False)
+
+
+def test_the_config_of_an_address_is_that_of_the_disk_with_the_newest_checkpoint(tmp_path, monkeypatch):
+    here, there = tmp_path / "runs" / "one", tmp_path / "there"
+    for folder, rate in ((here, 0.1), (there, 0.2)):
+        folder.mkdir(parents=True)
+        (folder / "config.yaml").write_text(f"data: {{train: faces}}\noptim: {{lr: {rate}}}\n")
+    monkeypatch.chdir(tmp_path)
+
+    def rate():
+        return recorded_config(TrainRequest(command="resume", run_dir=URL))[1].config.optim.lr
+
+    upload(here, save(here, 2))
+    Mirror(URL).upload_files([there / "config.yaml"])
+    assert rate() == 0.1
+    upload(there, save(there, 4))
+    assert rate() == 0.2
+    Mirror(URL).fetch(4, here / "checkpoints")
+    assert rate() == 0.1
+    Mirror(URL).leave_after(2)
+    assert rate() == 0.1, "the mirror has nothing that is new here"
+    upload(there, save(there, 4, note="other course"))
+    assert rate() == 0.2
 
 
 def test_a_job_whose_hosts_have_no_whole_checkpoint_begins_again(tmp_path):
