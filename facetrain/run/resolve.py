@@ -30,6 +30,7 @@ from facetrain.run.folder.compatibility import (
     saved_config,
 )
 from facetrain.run.folder.data_digests import check_inputs, digest_inputs, digest_weights, model_paths
+from facetrain.run.folder.environment import recorded_environment, stored_environment
 from facetrain.run.folder.hosts import Hosts
 from facetrain.run.folder.starting_point import find_starting_point
 from facetrain.run.lr_range_test import require_steps_of_test
@@ -124,7 +125,10 @@ def _continued(
             an earlier one has set that continued from this checkpoint.
     """
     changes, manifest = find_config_changes(checkpoint, config), checkpoint.manifest.digest
-    accepted = Accepted.since(manifest, Path(plan.folder))
+    environments = [recorded_environment(Path(plan.folder))]
+    if plan.is_fetched and (mirror := open_mirror(config, Path(plan.folder))):
+        environments.append(stored_environment(mirror))
+    accepted = Accepted.since(manifest, *environments)
     check_compatibility(checkpoint, config, total_steps=schedule.total_steps)
     if plan.request.command == "resume":
         check_initial(changes, plan.set_keys)

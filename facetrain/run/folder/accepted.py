@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
 from pydantic import BaseModel
 
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.run.folder.compatibility import ConfigChange
-from facetrain.run.folder.environment import ACCEPTED, recorded_environment
+from facetrain.run.folder.environment import ACCEPTED
 
 
 class Accepted(BaseModel, frozen=True):
@@ -38,13 +38,14 @@ class Accepted(BaseModel, frozen=True):
         return cls(manifest=manifest, changes=changes, inputs=others)
 
     @classmethod
-    def since(cls, manifest: str, folder: Path) -> Accepted:
-        """Return the changes with which the run in a folder has continued from a checkpoint; none if it has not."""
-        try:
-            found = cls.model_validate(recorded_environment(folder).get(ACCEPTED, {}))
-        except ValueError:  # a damaged file
-            return cls()
-        return found if found.manifest == manifest else cls()
+    def since(cls, manifest: str, *environments: dict[str, Any]) -> Accepted:
+        """Return the changes with which a run has continued from a checkpoint; none if no environment has them."""
+        for environment in environments:
+            with suppress(ValueError):  # a damaged file
+                found = cls.model_validate(environment.get(ACCEPTED, {}))
+                if found.manifest == manifest:
+                    return found
+        return cls()
 
     def new_changes(self, changes: list[ConfigChange]) -> list[ConfigChange]:
         """Return the changes that were not accepted with these values."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,7 +13,9 @@ from typing import Any
 import torch
 
 import facetrain
+from facetrain.checkpoint.mirror import Mirror
 from facetrain.distributed.world import World
+from facetrain.errors import CheckpointError
 from facetrain.files import parse_json, read_regular_text
 from facetrain.remote.address import without_secrets
 from facetrain.run.folder.run_files import ENVIRONMENT_FILE
@@ -47,11 +49,20 @@ def describe_environment(
 
 def recorded_environment(folder: Path) -> dict[str, Any]:
     """Return the content of a run's environment.json; empty if the file is absent or damaged."""
-    try:
-        recorded = parse_json(read_regular_text(folder / ENVIRONMENT_FILE))
-    except (OSError, ValueError):
-        return {}
-    return recorded if isinstance(recorded, dict) else {}
+    return _parsed(lambda: read_regular_text(folder / ENVIRONMENT_FILE))
+
+
+def stored_environment(mirror: Mirror) -> dict[str, Any]:
+    """Return the content of environment.json in the mirror of a run; empty if the file is absent or damaged."""
+    return _parsed(lambda: mirror.read_text(ENVIRONMENT_FILE))
+
+
+def _parsed(read: Callable[[], str]) -> dict[str, Any]:
+    with suppress(OSError, ValueError, CheckpointError):
+        recorded = parse_json(read())
+        if isinstance(recorded, dict):
+            return recorded
+    return {}
 
 
 def package_versions() -> dict[str, str]:

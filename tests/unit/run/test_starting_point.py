@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from functools import partial
 
 import pytest
 
@@ -9,6 +10,8 @@ from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.mirror import Mirror
 from facetrain.errors import DamagedCheckpointError, NoCheckpointError, UsageError
 from facetrain.run.asked_config import recorded_config
+from facetrain.run.folder.accepted import Accepted
+from facetrain.run.folder.environment import recorded_environment, stored_environment
 from facetrain.run.folder.hosts import Hosts
 from facetrain.run.folder.starting_point import find_starting_point
 from facetrain.run.request import TrainRequest
@@ -114,6 +117,19 @@ def test_the_config_of_an_address_is_that_of_the_disk_with_the_newest_checkpoint
     assert rate() == 0.1, "the mirror has nothing that is new here"
     upload(there, save(there, 4, note="other course"))
     assert rate() == 0.2
+
+
+def test_what_a_run_has_accepted_is_in_the_mirror_too(tmp_path):
+    (tmp_path / "environment.json").write_text(
+        '{"accepted": {"manifest": "5f3a", "inputs": {"samples": "90c2"}}}'
+    )
+    here, there = recorded_environment(tmp_path / "empty"), partial(stored_environment, Mirror(URL))
+    assert there() == {}
+    Mirror(URL).upload_files([tmp_path / "environment.json"])
+    assert Accepted.since("5f3a", here, there()).new_inputs({"samples": "90c2", "sets": "1d7e"}) == {
+        "sets": "1d7e"
+    }
+    assert Accepted.since("another", here, there()) == Accepted()
 
 
 def test_a_job_whose_hosts_have_no_whole_checkpoint_begins_again(tmp_path):
