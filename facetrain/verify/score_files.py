@@ -124,7 +124,7 @@ def _score_table(path: Path, texts: dict[str, list[str]], score_P: np.ndarray) -
         if people
         else connected_subjects(2 * index_P, 2 * index_P + 1, same_P, 2 * len(same_P))
     )
-    scored = ScoredPairs(score_P, same_P, 2 * index_P, 2 * index_P + 1, subject_N, scale_of(score_P))
+    scored = ScoredPairs(score_P, same_P, 2 * index_P, 2 * index_P + 1, subject_N, scale_of(score_P, same_P))
     texts = {name: values for name, values in texts.items() if name not in _NO_SLICES}
     quality = finite_numbers(path, QUALITY, texts.pop(QUALITY)) if QUALITY in texts else None
     columns = slice_columns(path, texts)

@@ -1,6 +1,6 @@
 """Scale of similarity scores: the cosines of facetrain's models, or the scores of another system."""
 
-# P pairs
+# P pairs   E edges
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import numpy as np
 
 _DISTANCES = 4.0
 """Largest squared distance of two unit vectors, which have cosine −1."""
+_RANKS = 200
+"""Ranks of the genuine scores, and of the impostor scores: between any two is one of the 400 thresholds."""
 
 
 @dataclass(frozen=True)
 class ScoreScale:
-    """Range of scores, and its linear relation to the squared distances of the published threshold grid.
+    """Range of scores, and their relation to the squared distances of the published threshold grid.
 
     The highest score is distance 0, the lowest is distance 4. For cosines this is the squared distance of unit
     vectors: |a − b|² = 2 − 2 cos(a, b).
@@ -35,25 +37,56 @@ class ScoreScale:
         return self.high - distance * ((self.high - self.low) / _DISTANCES)
 
 
+@dataclass(frozen=True)
+class RankScale(ScoreScale):
+    """Scores of any distribution: some of them have equal steps of distance, the others that of the next lower one.
+
+    With thresholds in equal steps of the scores, one outlier, or likelihood ratios in place of their logarithms, would
+    leave all other scores between two thresholds.
+    """
+
+    edge_E: tuple[float, ...] = ()
+    """The scores with equal steps, ascending from `low` to `high`."""
+
+    def distance(self, score: np.ndarray) -> np.ndarray:
+        """Return the distance from 0 to 4 of each score."""
+        return self._distances()[np.searchsorted(self.edge_E, score, side="right") - 1]
+
+    def score(self, distance: Any) -> Any:
+        """Return the score of a distance, float, or of each of several, float (…)."""
+        return np.interp(distance, self._distances()[::-1], self.edge_E[::-1])
+
+    def _distances(self) -> np.ndarray:
+        return np.linspace(_DISTANCES, 0, len(self.edge_E))
+
+
 COSINE = ScoreScale()
 """Scale of cosine similarities."""
 _LEAST_MATCH = 0.1
 """Lowest value that the highest cosine of a set has: cosines of one person reach it in every usable system."""
 
 
-def scale_of(score_P: np.ndarray) -> ScoreScale:
-    """Return the scale of finite similarity scores float (P,) of unknown origin.
+def scale_of(score_P: np.ndarray, same_P: np.ndarray) -> ScoreScale:
+    """Return the scale of finite similarity scores float (P,) of unknown origin; `same_P` is true for a genuine pair.
 
-    Scores from −1 to 1 of which one is negative and one at least 0.1 are taken as cosines, all others get their range.
+    Scores from −1 to 1 of which one is negative and one at least 0.1 are taken as cosines, all others get ranks.
     """
     if -1 <= score_P.min() < 0 and _LEAST_MATCH <= score_P.max() <= 1:
         return COSINE
-    return _range_scale(score_P)
-
-
-def _range_scale(score_P: np.ndarray) -> ScoreScale:
-    """Return the scale from the lowest to the highest score, so that the 400 thresholds have equal steps there."""
-    low, high = float(score_P.min()), float(score_P.max())
+    edge_E = np.union1d(_ranked(score_P[same_P]), -_ranked(-score_P[~same_P]))
+    low, high = float(edge_E[0]), float(edge_E[-1])
     if high == low:
         high = max(low + 1, float(np.nextafter(low, np.inf)))  # above 2^53, low + 1 is low
-    return ScoreScale(low, high, "score")
+    return RankScale(low, high, "score", (low, *edge_E[1:-1].tolist(), high))
+
+
+def _ranked(score_P: np.ndarray) -> np.ndarray:
+    """Return at most `_RANKS` of the different scores, from the lowest to the highest; none of no scores.
+
+    Their ranks grow by a factor, because a system makes few errors: at any threshold, the next one changes the number
+    of errors by a few percent.
+    """
+    distinct = np.unique(score_P)
+    if not len(distinct):
+        return distinct
+    return distinct[np.geomspace(1, len(distinct), _RANKS).astype(int) - 1]

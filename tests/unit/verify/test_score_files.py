@@ -48,13 +48,26 @@ def test_the_scale_of_the_scores_does_not_change_the_rates(tmp_path, pairs):
     for name in ("auc", "eer", "tar@1e-01"):
         assert one.metrics[name] == other.metrics[name]
         assert one.interval[name] == pytest.approx(other.interval[name])
-    # The grid of 400 thresholds lies between the lowest and the highest score instead of −1 and 1.
+    # The thresholds are at ranks instead of in equal steps from −1 to 1.
     assert other.metrics["accuracy"] == pytest.approx(one.metrics["accuracy"], abs=0.02)
     assert other.threshold["eer"] == pytest.approx(50 + 50 * one.threshold["eer"])
     assert other.threshold["accuracy"] == pytest.approx(50 + 50 * one.threshold["accuracy"], abs=2)
     assert "threshold" not in other.metrics, "it is a squared distance of unit vectors"
     assert other.histogram.edge[0] == pairs.score_P.min() * 50 + 50
     assert other.histogram.genuine.sum() == pairs.same_P.sum()
+
+
+def test_neither_skewed_scores_nor_an_outlier_change_the_accuracy(tmp_path):
+    genuine = np.arange(4000) % 2 == 0
+    score = np.where(genuine, 6, -6) + 3 * np.random.default_rng(0).normal(size=4000)
+    columns = {"genuine": genuine.astype(int)}
+    found, skewed, outlier = (
+        evaluated(tmp_path / "a.csv", columns | {"score": [repr(one) for one in values.tolist()]})
+        for values in (score, np.exp(score), np.where(np.arange(4000) == 8, -99_999, score))
+    )
+    best = max(np.mean((score >= threshold) == genuine) for threshold in score)
+    assert best - 0.004 < found.metrics["accuracy"] == skewed.metrics["accuracy"]
+    assert outlier.metrics["accuracy"] == pytest.approx(found.metrics["accuracy"], abs=4 / 4000)
 
 
 @pytest.mark.parametrize("digits", [0, 2, 3])
