@@ -25,6 +25,7 @@ from facetrain.config.schema import Config
 from facetrain.data.build import open_training_data
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.loading.loader import Batch
+from facetrain.data.loading.staged_loader import StagedLoader
 from facetrain.distributed import collectives
 from facetrain.distributed.ddp import wrap_in_ddp
 from facetrain.distributed.process_setup import fix_cublas_workspace
@@ -108,14 +109,16 @@ def measure_training(
         workers = count_workers(config, world)
         loader = build_loader(config, world, source, run.schedule, workers=workers, start_step=0)
         with closing(loader):
-            # One batch that stays on the device, and a dataset.
-            batches = {"synthetic": repeated_batch(run, num_classes), "records": iter(loader)}
+            inputs = open_inputs(run, num_classes, loader)
             machine = measure_peak(config.train.precision, world.device)
             speed_of = partial(_images_per_second, world.device, turns.steps)
             images = run.local_batch_size * world.size
+
+            def speed_on(open_input: Callable[[], Batches]) -> float:
+                return speed_of(run.global_batch_size, partial(_take_some, run, open_input()))
+
             variants = {name: partial(speed_of, images, steps) for name, steps in built.items()} | {
-                name: partial(speed_of, run.global_batch_size, partial(_take_some, run, of_input))
-                for name, of_input in batches.items()
+                name: partial(speed_on, open_input) for name, open_input in inputs.items()
             }
             # A benchmark that is stopped, or fails later, has said something.
             report = partial(_print_rate, is_leader=world.is_leader)
@@ -123,7 +126,9 @@ def measure_training(
             # The best of two: other work on the machine can only slow a measurement down.
             again = measure_peak(config.train.precision, world.device)
             machine = MachinePeak(max(machine.flops, again.flops), max(machine.bytes, again.bytes))
-            profiles = {name: _profile(run, of_input, Path(scratch)) for name, of_input in batches.items()}
+            profiles = {
+                name: _profile(run, open_input(), Path(scratch)) for name, open_input in inputs.items()
+            }
         return _report(run, num_classes, machine, rates, profiles) if world.is_leader else None
 
 
@@ -197,6 +202,16 @@ def build_run(
     )
     step = TrainStep(network, build_augment(config), seed=config.seed, max_skipped_steps=_ENDLESS)
     return BenchedRun(config, state, step, schedule)
+
+
+def open_inputs(run: BenchedRun, num_classes: int, loader: StagedLoader) -> dict[str, Callable[[], Batches]]:
+    """Return what opens each kind of input for a measurement: one batch that stays on the device, and a dataset."""
+    synthetic, records = repeated_batch(run, num_classes), iter(loader)
+    return {
+        "synthetic": lambda: synthetic,
+        # Without the batches that were read while something else was measured.
+        "records": lambda: islice(records, loader.steps_ahead, None),
+    }
 
 
 def repeated_batch(run: BenchedRun, num_classes: int) -> Batches:

@@ -121,10 +121,11 @@ class Loader:
         self._rows_N = (first_A1 + np.arange(settings.local_batch_size)).ravel()
         """Rows of this rank in a global batch. The order of the others' images is not computed."""
         rows = len(self._rows_N)
-        self._steps_ahead = max(
+        self.steps_ahead = max(
             _STEPS_AHEAD, math.ceil(_REQUESTS_AHEAD * settings.workers * REQUEST_ROWS / rows)
         )
-        self._slots = BatchSlots(self._steps_ahead + EXTRA_SLOTS, rows, settings.image_size)
+        """Steps that are read ahead of the next one."""
+        self._slots = BatchSlots(self.steps_ahead + EXTRA_SLOTS, rows, settings.image_size)
         self._pool = ReaderPool(dataset, self._slots, workers=settings.workers, skip_bad=settings.skip_bad)
         self._prefetcher = build_prefetcher(self._slots.image, world.device)
         self._free = deque(range(len(self._slots.image)))
@@ -189,8 +190,8 @@ class Loader:
         self._known_skipped.update(new)
 
     def _submit_steps(self) -> None:
-        """Have the pool read further steps, until `_steps_ahead` steps are pending."""
-        while len(self._pending) < self._steps_ahead and self._next_step != self._stop_step:
+        """Have the pool read further steps, until `steps_ahead` steps are pending."""
+        while len(self._pending) < self.steps_ahead and self._next_step != self._stop_step:
             ranges = self._sampler.ranges_to_prefetch(self._next_step, is_first_step=self._is_first_step)
             for first, count in ranges:
                 prefetch_images(self._dataset, first, count)

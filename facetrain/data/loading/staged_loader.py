@@ -30,6 +30,11 @@ class StagedLoader:
         """Seconds that training has waited for batches."""
         return self._wait_s + self._loader.wait_s
 
+    @property
+    def steps_ahead(self) -> int:
+        """Steps of the present stage that are read ahead of the next one."""
+        return self._loader.steps_ahead
+
     def __iter__(self) -> Iterator[tuple[Batch, ...]]:
         """Yield the micro-batches of one step after the other, of all stages."""
         yield from self._loader
