@@ -69,7 +69,8 @@ def _dataloader_rate(
         image = batch[0].to(device, non_blocking=True)
         image.permute(0, 3, 1, 2).float().sub_(127.5).mul_(1 / 127.5)
 
-    return images_per_second(endless(), use, batch_size, seconds, device)
+    ahead = 2 * workers  # of the DataLoader, by default
+    return images_per_second(endless(), use, ahead, batch_size, seconds, device)
 
 
 def _use_one_thread(_worker: int) -> None:

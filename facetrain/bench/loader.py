@@ -25,7 +25,6 @@ from facetrain.data.loading.loader import Loader, LoaderSettings
 from facetrain.data.loading.sampler import GlobalSampler, SampleOrder, sample_numbers
 from facetrain.distributed.world import World
 
-_WARM_UP_BATCHES = 4
 _DECODED_IMAGES = 4096
 
 
@@ -42,7 +41,7 @@ def measure_loader(
         folder: dataset, in any format that `facetrain train` reads.
         workers: reading processes; threads of the decoder alone.
         batch_size: images per batch.
-        seconds: duration of each variant in each round.
+        seconds: duration of each variant in each round; longer for a loader that reads slowly.
         rounds: repetitions; the report has the medians.
         device: where the batches are needed.
     """
@@ -107,7 +106,7 @@ def loader_rate(
             augment(micro_batch.image_BHWC, micro_batch.draw_B, micro_batch.epoch)
 
     try:
-        return images_per_second(iter(loader), use, batch_size, seconds, device)
+        return images_per_second(iter(loader), use, loader.steps_ahead, batch_size, seconds, device)
     finally:
         loader.close()
 
@@ -115,17 +114,21 @@ def loader_rate(
 def images_per_second(
     batches: Iterator[Any],
     use: Callable[[Any], None],
+    ahead: int,
     batch_size: int,
     seconds: float,
     device: torch.device,
 ) -> float:
-    """Return the images per second of an endless iterator, after some batches that warm up."""
-    for _ in range(_WARM_UP_BATCHES):
+    """Return the images per second of an endless iterator that reads `ahead` batches ahead.
+
+    These are not counted, and at least as many are: reading processes that begin together also finish together.
+    """
+    for _ in range(ahead):
         use(next(batches))
     synchronize(device)
     start, count = time.perf_counter(), 0
-    while time.perf_counter() - start < seconds:
+    while time.perf_counter() - start < seconds or count < ahead:
         use(next(batches))
-        count += batch_size
+        count += 1
     synchronize(device)
-    return count / (time.perf_counter() - start)
+    return count * batch_size / (time.perf_counter() - start)
