@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
+from facetrain.checkpoint.load import Checkpoint
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.images.augment import Augment
@@ -34,6 +36,7 @@ from facetrain.run.outputs import open_sinks
 from facetrain.run.parts.loader import build_augment, count_workers
 from facetrain.run.parts.state import build_state, check_precision, read_identities
 from facetrain.run.parts.step_schedule import StepSchedule, describe_batch_change
+from facetrain.run.run_plan import RunPlan
 from facetrain.run.start_checks import check_start
 from facetrain.telemetry.log import LogFile, log_to, stop_logging, warn
 from facetrain.telemetry.sink import Sinks
@@ -107,6 +110,7 @@ def build(agreed: Agreed, world: World, check_lock: Callable[[], None], began_at
         if checkpoint is not None:
             with _mirror_named(config):
                 state.restore(checkpoint)
+            state.earlier = _model_before(checkpoint, agreed.plan)
     # After every rank has restored its part: if the checkpoint is damaged, or the config does not fit it, the folder
     # must remain unchanged.
     sinks, log = _begin_in_folder(agreed, config, state)
@@ -120,6 +124,18 @@ def build(agreed: Agreed, world: World, check_lock: Callable[[], None], began_at
         check_lock=check_lock,
         began_at=began_at,
     )
+
+
+def _model_before(checkpoint: Checkpoint, plan: RunPlan) -> dict[str, Any]:
+    """Return the description of the model before it was trained on the present data.
+
+    It is not that of the model in the checkpoint if this has the same data: their cards may have been corrected.
+    """
+    has_same_data = plan.inputs["dataset"] == checkpoint.meta.get("dataset") and not any(
+        change.key == "data.train" for change in plan.changes
+    )
+    found = checkpoint.meta.get("earlier" if has_same_data else "model")
+    return found if isinstance(found, dict) else {}
 
 
 @contextmanager

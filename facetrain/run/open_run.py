@@ -13,6 +13,7 @@ from facetrain.data.loading.staged_loader import StagedLoader
 from facetrain.distributed.stop_request import StopRequest
 from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.files import error_reason, sync_folder, write_atomically
+from facetrain.models.model_file import CARDS_KEY, TRAINED_ON_KEY
 from facetrain.run.build import Parts
 from facetrain.run.callbacks.checkpointing import Checkpointing, Stopping
 from facetrain.run.callbacks.evaluation import Evaluation
@@ -149,6 +150,7 @@ def _checkpointing(parts: Parts, outputs: RunOutputs) -> Checkpointing:
     )
     meta = {
         "model": model_metadata(parts),
+        "earlier": {key: parts.state.earlier.get(key) for key in (TRAINED_ON_KEY, CARDS_KEY)},
         "config": dump_config(config),
         # For the warning of a resume with another number of ranks.
         "schedule": {"global_batch_size": parts.schedule.global_batch_size},

@@ -38,8 +38,7 @@ class TrainState:
     distillation: Distillation | None = None
     """Teacher and its loss; None without `distill`."""
     earlier: dict[str, Any] = field(default_factory=dict)
-    """Description of the model from which this run, or this start of it, continues: that in the checkpoint, or of
-    `model.init_from`; empty without both."""
+    """Description of the model before it was trained on the data of this start of the run; empty without one."""
     names: Names | None = None
     """Names of the identities, on the leader; None on the other ranks, or if they have none."""
     centers_remark: str = ""
@@ -144,8 +143,6 @@ class TrainState:
         self.early_stop = EarlyStop.of(checkpoint.meta)
         skips = checkpoint.meta.get("skips_in_a_row")
         self.skips_in_a_row = skips if isinstance(skips, int) else 0
-        model = checkpoint.meta.get("model")
-        self.earlier = model if isinstance(model, dict) else {}
 
     def _load(self, checkpoint: Checkpoint) -> None:
         self.backbone.load_state_dict(checkpoint.replicated("backbone."))

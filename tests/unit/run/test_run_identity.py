@@ -199,6 +199,9 @@ def test_a_model_that_began_with_another_one_names_the_data_of_both(runs, datase
     assert trained_on(tmp_path / "tuned") == both
     assert go_on(tmp_path / "tuned", 2) == 0
     assert trained_on(tmp_path / "tuned") == both
+    (other / "dataset_card.yaml").write_text("name: corrected")
+    assert go_on(tmp_path / "tuned", 2) == 0
+    assert trained_on(tmp_path / "tuned") == [both[0], ("corrected", str(other))]
 
 
 @pytest.fixture
