@@ -289,7 +289,9 @@ def load_model(
         UsageError: there is no such device.
     """
     require_device(device, given=f"device={device!r}", cpu_setting=_CPU)
-    chosen = pick_device(device, own_local_rank(), cpu_setting=_CPU)
+    # A launcher may show each rank its own GPU alone.
+    local_rank = own_local_rank() if torch.cuda.device_count() > 1 else 0
+    chosen = pick_device(device, local_rank, cpu_setting=_CPU)
     # Absolute: the run of the model and the detector are looked for later, perhaps from another current folder.
     file = local_path(path).absolute()
     return Model(

@@ -268,6 +268,8 @@ def test_under_torchrun_each_rank_loads_a_model_onto_its_own_gpu(folder, monkeyp
         for name, value in ({"MASTER_ADDR": "127.0.0.1"} | variables).items():
             monkeypatch.setenv(name, value)
         assert facetrain.load_model(folder / "m.safetensors").device == torch.device("cuda", number)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # CUDA_VISIBLE_DEVICES shows it alone
+    assert facetrain.load_model(folder / "m.safetensors").device == torch.device("cuda", 0)
 
 
 def test_a_machine_without_a_gpu_is_a_usage_error_that_names_the_argument(tmp_path, monkeypatch):
