@@ -101,16 +101,21 @@ def _datasets(cards: Any) -> Iterator[str]:
 
 
 def _settings(values: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    """Yield the settings that are not empty, with their full keys; of an absolute path, the name alone.
-
-    A card is published with the model, and its folders are those of the machine.
-    """
+    """Yield the settings that are not empty, with their full keys."""
     if isinstance(values, Mapping):
         for key, value in values.items():
             yield from _settings(value, f"{prefix}.{key}")
     elif values not in (None, [], (), ""):
-        is_absolute = isinstance(values, str) and Path(values).is_absolute()
-        yield prefix, Path(values).name if is_absolute else values
+        yield prefix, _without_folders(values)
+
+
+def _without_folders(value: Any) -> Any:
+    """Return a setting with the names of its absolute paths: a card is published, and its folders are private."""
+    if isinstance(value, Mapping):
+        return {key: _without_folders(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_without_folders(each) for each in value]
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
 
 
 def _results(results: Mapping[str, Any]) -> Iterator[str]:

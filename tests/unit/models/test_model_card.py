@@ -81,7 +81,8 @@ def test_a_card_states_on_how_much_its_results_rest():
 
 
 def test_a_card_has_the_settings_that_are_not_empty_and_what_the_publisher_says():
-    data = {"train": "x", "shards": 0, "cache": False, "filter": None, "names": [], "note": ""}
+    own = [{"type": "/home/ann/own.py:Blur", "options": {"masks": ["/home/ann/a.png", "b/c.png"], "p": 0.5}}]
+    data = {"train": "x", "shards": 0, "cache": False, "filter": None, "names": [], "note": "", "own": own}
     start = {"init_from": "/home/ann/runs/first"}
     config = {"data": data, "model": start, "head": {"margin": {"m2": 0.5}}, "run": {"dir": "runs"}}
     model = model_of([], config=config)
@@ -91,6 +92,7 @@ def test_a_card_has_the_settings_that_are_not_empty_and_what_the_publisher_says(
         "- `data.train`: x",
         "- `data.shards`: 0",
         "- `data.cache`: False",
+        "- `data.own`: \\[{'type': 'own.py:Blur', 'options': {'masks': \\['a.png', 'b/c.png'\\], 'p': 0.5}}\\]",
         "- `model.init_from`: first",  # the folders are those of a machine
         "- `head.margin.m2`: 0.5",
     ]
