@@ -29,8 +29,6 @@ from facetrain.errors import DataError
 from facetrain.files import make_folder, new_folder, os_errors_as, require_absent
 from facetrain.progress import ProgressCallback, ignore_progress
 
-"""Table of the files that were left out, in the folder of a dataset."""
-
 
 def write_folders(folder: Path, images: Iterable[LabeledImage], identities: list[str]) -> None:
     """Write a file for each image, in a folder per identity."""
