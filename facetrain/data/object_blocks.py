@@ -135,10 +135,11 @@ class StoredObject:
             file = file or filesystem.open(path, "rb", cache_type="none")
             version, data = version_token(file.details), b""
             if version == self.version:
-                # Never a part of another version: s3fs reads with If-Match, and gcsfs takes the generation.
+                # Never a part of another version: s3fs reads with If-Match, and gcsfs the generation in a path. It
+                # ignores the argument `generation` in zonal buckets.
                 if generation := file.details.get("generation"):
                     try:
-                        data = filesystem.cat_file(path, start=start, end=end, generation=generation)
+                        data = filesystem.cat_file(f"{path}#{generation}", start=start, end=end)
                     except FileNotFoundError:  # replaced
                         return "", b""
                 else:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, as_completed
 from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -185,7 +186,12 @@ def _store_filesystem(kind: str) -> AbstractFileSystem:
     return _plain_filesystem(kind, config_kwargs=config, default_cache_type="none")
 
 
-_FILESYSTEMS = {"s3": _store_filesystem, "http": _web_filesystem, "https": _web_filesystem}
+_FILESYSTEMS: dict[str, Callable[[str], AbstractFileSystem]] = {
+    "s3": _store_filesystem,
+    "gs": partial(_plain_filesystem, version_aware=True),
+    "http": _web_filesystem,
+    "https": _web_filesystem,
+}
 
 
 def _cause(error: BaseException) -> BaseException:

@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from functools import partial
 
 import gcsfs
 import numpy as np
@@ -309,17 +310,17 @@ def test_a_changed_object_is_an_error_for_who_reads_it_and_new_for_who_opens_it(
 
 
 class GoogleStore:
-    """A Google bucket in memory without old versions, read by the file of gcsfs."""
+    """A zonal bucket of Google in memory without old versions, read by the file of gcsfs."""
 
     generation, content = "1", b"old"
-    split_path = staticmethod(gcsfs.GCSFileSystem._split_path)
+    split_path = staticmethod(partial(gcsfs.GCSFileSystem._split_path, version_aware=True))
 
     def info(self, path, **_):
         known = {"size": len(self.content), "etag": f"e{self.generation}", "generation": self.generation}
         return known | {"name": path, "type": "file"}
 
     def cat_file(self, path, start, end, generation=None, **_):
-        if generation not in (None, self.generation):
+        if self.split_path(path)[2] not in (None, self.generation):
             raise FileNotFoundError(path)
         return self.content[start:end]
 

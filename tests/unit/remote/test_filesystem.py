@@ -2,6 +2,7 @@ import sys
 import threading
 import time
 
+import fsspec
 import pytest
 
 from facetrain.errors import CheckpointError, DataError, UsageError
@@ -170,3 +171,8 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatc
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(UsageError, match=rf"{package}.*facetrain\[remote\]"):
         open_filesystem("gs://bucket/a")
+
+
+def test_a_path_in_a_google_store_may_have_the_generation_of_the_object(monkeypatch):
+    monkeypatch.setattr(fsspec, "filesystem", lambda kind, **options: (kind, options))
+    assert open_filesystem("gs://bucket/a")[0] == ("gs", {"use_listings_cache": False, "version_aware": True})
