@@ -330,6 +330,9 @@ def evaluate(
 ) -> dict[str, dict[str, Any]]:
     """Evaluate a model by the published protocols; return the metrics of each set by its name.
 
+    Under torchrun, all ranks call it, share the work, and the first one gets the metrics; but in a script that has
+    called `init_process_group`, each rank that calls it evaluates alone.
+
     Examples:
         >>> facetrain.evaluate("runs/quickstart", "synth")["synth"]["accuracy"]
         0.94

@@ -12,6 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -28,16 +29,27 @@ ProcessGroup = dist.ProcessGroup
 
 _traffic: list[Counter[str]] = []
 _forbidden_in: list[str] = []
+_is_alone = ContextVar("_is_alone", default=False)
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Let this thread be the only rank within a block: every operation is then the identity."""
+    before = _is_alone.set(True)
+    try:
+        yield
+    finally:
+        _is_alone.reset(before)
 
 
 def world_size(group: ProcessGroup | None = None) -> int:
     """Return the number of ranks."""
-    return dist.get_world_size(group) if dist.is_initialized() else 1
+    return dist.get_world_size(group) if dist.is_initialized() and not _is_alone.get() else 1
 
 
 def rank(group: ProcessGroup | None = None) -> int:
     """Return the rank of this process."""
-    return dist.get_rank(group) if dist.is_initialized() else 0
+    return dist.get_rank(group) if dist.is_initialized() and not _is_alone.get() else 0
 
 
 def reaches_hosts(group: ProcessGroup | None) -> bool:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from facetrain.cpu_cores import usable_cores
 from facetrain.device.gpu_driver import gpu_failure
+from facetrain.distributed import collectives
 from facetrain.distributed.network_interface import is_loopback, use_interface_of
 from facetrain.distributed.process_lifetime import (
     has_agent,
@@ -111,7 +112,13 @@ def assemble() -> Iterator[Ranks]:
 
     Raises:
         RunError: a rank did not arrive in time.
+        UsageError: the program has a process group of its own.
     """
+    if dist.is_initialized():
+        raise UsageError(
+            "a run forms its own process group, and this program has one; call destroy_process_group first, or train "
+            "with facetrain.PartialFC in your own loop"
+        )
     if not launched_by_torchrun():
         place = f"process {os.getpid()}"
         alone = Settings(rank=0, places=[place], token="", address=None, timeout_s=ARRIVAL_S)
@@ -149,6 +156,13 @@ def assemble() -> Iterator[Ranks]:
 
 
 @contextmanager
+def _alone() -> Iterator[Ranks]:
+    """Be alone in a program that has a process group of its own: its other ranks need not take part."""
+    with collectives.alone():
+        yield Ranks(local_rank=own_local_rank())
+
+
+@contextmanager
 def join(
     device: str = "auto",
     timeout_s: float = 600,
@@ -158,6 +172,8 @@ def join(
     ranks: Ranks | None = None,
 ) -> Iterator[World]:
     """Join the process group of the ranks that torchrun has started; without torchrun, use a world of one.
+
+    In a program that has a process group of its own, the world is one, too: this process computes everything.
 
     CPU tensors are sent over gloo and CUDA tensors over NCCL: ranks can agree on a host value without
     synchronizing with the GPU. A collective that a rank does not join within `timeout_s` seconds fails on
@@ -173,7 +189,7 @@ def join(
         # Before the first tensor: torch reads one of these settings when it allocates it.
         configure_allocator = keep_freed_memory if keep_freed else release_freed_memory
         configure_allocator()
-    with nullcontext(ranks) if ranks else assemble() as found:
+    with nullcontext(ranks) if ranks else _alone() if dist.is_initialized() else assemble() as found:
         chosen = _pick_alike(found, device, cpu_setting)
         world = World(
             rank=found.rank,

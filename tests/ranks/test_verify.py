@@ -7,12 +7,15 @@ import pytest
 import torch
 from torch import nn
 
+import facetrain
 from facetrain.data.formats.bin import write_bin
 from facetrain.data.tools.aligned_images import NoFaceError
 from facetrain.distributed import collectives
 from facetrain.distributed.stop_request import Stopped, StopRequest
+from facetrain.distributed.world import assemble
 from facetrain.embeddings.embed_images import _exchange, embed_images
 from facetrain.embeddings.embedder import ImageEmbedder
+from facetrain.errors import UsageError
 from facetrain.verify.protocol_options import EvaluationOptions
 from facetrain.verify.protocols import evaluate_set
 from facetrain.verify.sets.open_sets import open_set
@@ -20,6 +23,7 @@ from facetrain.verify.sets.pair_set import PairSet
 from facetrain.verify.verifier import Verifier
 from tests.support.datasets import encoded_image
 from tests.support.faces import embedder, face
+from tests.support.models import write_model
 from tests.support.protocols import write_ijb, write_tinyface
 from tests.support.ranks import run_ranks
 
@@ -82,6 +86,27 @@ def test_images_that_one_rank_cannot_read_are_left_out_on_all_ranks():
         np.testing.assert_allclose(found, alone, atol=1e-6)
         assert found_faults == faults
         assert of_all == [f"NoFaceError('no face on rank {rank}')" for rank in range(2)]
+
+
+def use_in_a_program_with_a_group(folder, world_size):
+    """Evaluate on the last rank, and begin a run, as a script under torchrun would; return the metrics."""
+    rank = collectives.rank()
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "RANK": str(rank), "WORLD_SIZE": str(world_size)}
+    with pytest.raises(UsageError, match="has one; call destroy_process_group first"), assemble():
+        pass
+    if rank < world_size - 1:
+        return {}
+    return facetrain.evaluate(folder / "m.safetensors", "pairs", folder, device="cpu", bootstrap=0)
+
+
+def test_one_rank_evaluates_a_model_in_a_program_that_has_a_process_group(tmp_path):
+    write_model(tmp_path / "m.safetensors")
+    write_bin(tmp_path / "pairs.bin", [encoded_image(n, 32) for n in range(40)], [True, False] * 10)
+    first, last = run_ranks(2, use_in_a_program_with_a_group, tmp_path, 2)
+    assert not first
+    assert last == facetrain.evaluate(
+        tmp_path / "m.safetensors", "pairs", tmp_path, device="cpu", bootstrap=0
+    )
 
 
 def evaluate_all(folder):
