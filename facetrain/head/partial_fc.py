@@ -121,8 +121,8 @@ class PartialFC(BaseHead):
             place: rank, and number of ranks, in the split of the classes; None: as in the process group.
 
         Raises:
-            UsageError: there is no such margin, a number is out of its range, the storage or a stage needs `update`, or
-                this rank is not in the process group.
+            UsageError: there is no such margin, optimizer, placement or kind of expectations, a number is out of its
+                range, the storage or a stage needs `update`, or this rank is not in the process group.
             RunError: the disk has no space for the centers.
         """
         super().__init__()
@@ -142,6 +142,13 @@ class PartialFC(BaseHead):
             if not fits:
                 raise UsageError(f"PartialFC: {name} {value}: give a number {allowed}")
         storage, self._device = storage or Storage(), numbered(torch.device(device))
+        for name, text, known in (
+            ("update: name", update.name if update else "sgd", ("sgd", "adamw")),
+            ("storage: placement", storage.placement, ("device", "host", "disk")),
+            *(("stages: expectations", stage.expectations, ("off", "moving", "fixed")) for stage in stages),
+        ):
+            if text not in known:
+                raise UsageError(f"PartialFC: {name} {text!r}: give one of {', '.join(known)}")
         if trained and update is None and storage.placement != "device":
             raise UsageError(
                 f"placement {storage.placement} needs `update`: optimizers of PyTorch read all rows"

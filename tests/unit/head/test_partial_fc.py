@@ -508,6 +508,23 @@ def test_a_compiler_gets_the_products_of_torch_and_not_of_onednn_which_it_refuse
     assert torch.equal(class_chunk.product_with_transposed(a_MK, b_NK), a_MK @ b_NK.T)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"update": CenterUpdate(name="adam")}, "update: name 'adam': give one of sgd, adamw"),
+        ({"storage": Storage(placement="cpu")}, "storage: placement 'cpu': give one of device, host, disk"),
+        (
+            {"stages": [Stage(0, 1.0, "Moving")]},
+            "stages: expectations 'Moving': give one of off, moving, fixed",
+        ),
+    ],
+    ids=["optimizer", "placement", "expectations"],
+)
+def test_an_unknown_name_is_refused(options, message):
+    with pytest.raises(UsageError, match=f"^PartialFC: {message}$"):
+        facetrain.PartialFC("arcface", SIZE, CLASSES, **{"update": CenterUpdate()} | options)
+
+
 def test_a_rank_outside_of_the_process_group_has_no_head():
     with pytest.raises(UsageError, match="not in process_group"):
         small_head(place=(-1, 2))
