@@ -44,8 +44,8 @@ class BaseHead(nn.Module):
         """Start a step: its sample and its random numbers depend on (seed, step), not on the number of ranks.
 
         `lr` is the learning rate of the centers. `loss_scale` is the factor on the loss in the backward passes, a
-        scalar on the device (None: 1): an update in the backward pass divides the centers' gradient by it; otherwise
-        `step` does.
+        scalar on the device (None: 1), such as that of `torch.amp.GradScaler`: an update in the backward pass divides
+        the centers' gradient by it; otherwise `step` does.
         """
         raise NotImplementedError
 

@@ -113,7 +113,7 @@ class PartialFC(BaseHead):
                 classes of the sample; a step then has three large products and not four. None: keep them if they need
                 at most a quarter of the memory of centers and momentum on the device, or 256 MiB.
             sparse: give the gradient of a sample as a sparse tensor, for `torch.optim.SparseAdam` or plain SGD.
-            trained: whether the centers get a gradient.
+            trained: whether the centers are trained; with `update`, `requires_grad_(False)` does not freeze them.
             update: update of the centers by the head itself; None: `weight` gets a gradient.
             storage: dtype of the centers, and with `update` the memory that holds them; None: float32 on the device.
             stages: steps that differ in the sample rate and in the expectations; (): one stage.
@@ -281,9 +281,16 @@ class PartialFC(BaseHead):
             prefetch=not self.on_device and self.update_in_backward,
         )
 
-    def begin_step(self, step: int, *, lr: float = 0.0, loss_scale: Tensor | None = None) -> None:
+    def begin_step(self, step: int, *, lr: float | None = None, loss_scale: Tensor | None = None) -> None:
+        """Start a step, see `BaseHead.begin_step`; without `update` there is no `lr`.
+
+        Raises:
+            UsageError: the head has `update`, and `lr` is missing.
+        """
+        if lr is None and self.update is not None:
+            raise UsageError("PartialFC with `update` needs the learning rate: head.begin_step(step, lr=lr)")
         self._begun = True
-        self._begin(step, lr=lr, loss_scale=loss_scale)
+        self._begin(step, lr=lr or 0.0, loss_scale=loss_scale)
 
     def _begin(self, step: int, *, lr: float = 0.0, loss_scale: Tensor | None = None) -> None:
         stage = next(stage for stage in reversed(self._stages) if stage.first_step <= step)
@@ -306,7 +313,8 @@ class PartialFC(BaseHead):
         """Read the parameter that is `weight` now: it can be replaced, as by `load_state_dict` with `assign=True`.
 
         Raises:
-            UsageError: it was converted or moved, and shows no longer the tables that the head updates.
+            UsageError: it was converted or moved, and shows no longer the tables that the head updates; or it is to
+                get a gradient, while the head updates it.
         """
         table = self._tables.by_name["weight"]
         if isinstance(table, ParameterTable):
@@ -314,6 +322,11 @@ class PartialFC(BaseHead):
         elif (self.weight.dtype, self.weight.device) != (table.data.dtype, table.data.device):
             raise UsageError(
                 "PartialFC with `update` cannot be converted or moved; give the constructor `device` and `storage`"
+            )
+        if self.update is not None and self.weight.requires_grad:
+            raise UsageError(
+                "PartialFC with `update` has no gradient for an optimizer: call head.requires_grad_(False); the head "
+                "updates its centers nevertheless, except with trained=False"
             )
 
     def forward(self, embedding_BD: Tensor, label_B: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ def head_memory(load: HeadLoad) -> HeadMemory:
     centers = sum(sizes.get(name, 0) for name in ("weight", "expectation"))
     label_G = torch.full((load.global_batch,), load.rows)  # most images have classes of other ranks
     with _OnMeta(), LiveBytes() as live:
-        head.begin_step(0)
+        head.begin_step(0, lr=0.0)
         before = live.now
         for number in range(load.optim.accumulate):
             # Other classes in each micro-batch.

@@ -280,6 +280,8 @@ def test_an_update_whose_step_was_not_begun_is_refused():
     head = facetrain.PartialFC("cosface", SIZE, CLASSES, update=CenterUpdate())
     with pytest.raises(UsageError, match="begin_step"):
         head(*batch())
+    with pytest.raises(UsageError, match="needs the learning rate"):
+        head.begin_step(0)
     head.eval()(*batch())  # needs no learning rate
 
 
@@ -356,6 +358,25 @@ def test_the_update_in_the_backward_pass_moves_the_centers_as_sgd_does():
         optimizer.step()
         torch.testing.assert_close(own.weight, head.weight.detach(), check_stride=False)
     assert own.weight.grad is None
+
+
+def test_an_update_beside_the_gradient_of_an_optimizer_is_refused():
+    head = facetrain.PartialFC("cosface", SIZE, CLASSES, update=CenterUpdate()).requires_grad_(True)
+    head.begin_step(0, lr=0.1)
+    with pytest.raises(UsageError, match="requires_grad_.*trained=False"):
+        head(*batch())
+
+
+def test_a_given_loss_scale_does_not_change_the_update():
+    centers = []
+    for enabled in (False, True):
+        scaler = torch.amp.GradScaler("cpu", enabled=enabled)
+        head = facetrain.PartialFC("cosface", SIZE, CLASSES, seed=3, update=CenterUpdate())
+        embedding, label = batch()
+        head.begin_step(0, lr=0.1, loss_scale=torch.tensor(scaler.get_scale()))
+        scaler.scale(head(embedding.float(), label)).backward()
+        centers.append(head.weight.detach().clone())
+    torch.testing.assert_close(*centers)
 
 
 def test_the_update_in_the_backward_pass_also_follows_embeddings_that_are_not_trained():
