@@ -69,6 +69,10 @@ class Expectations:
             table[start:stop].copy_(F.normalize(weight[start:stop].to(precise)))
         self._have_begun = torch.tensor(True)
 
+    def begin_anew(self) -> None:
+        """Set the expectations to the unit class centers in the next step: a `state_dict` has no table of them."""
+        self._have_begun = torch.tensor(False)
+
     def second_anchor(self, sweep: ClassSweep, stage: Stage) -> ExpectationPass | None:
         """Return the pass over the expectations beside a sweep over the centers; None in a stage without them."""
         if stage.expectations == "off":

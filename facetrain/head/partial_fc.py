@@ -465,13 +465,14 @@ class PartialFC(BaseHead):
             "first_class": self.shard.start,
             "num_classes": self.num_classes,
             "calls": self._calls,
-            "averages": {name: tensor.clone() for name, tensor in self.state().items()},
+            "averages": {name: tensor.clone() for name, tensor in self.margin.state().items()},
         }
 
     def set_extra_state(self, state: Any) -> None:
         """Take what `get_extra_state` has returned, on any rank."""
         self._calls = state["calls"]
         self.load_state(state["averages"])
+        self._expectations.begin_anew()
 
     @staticmethod
     def join_state_dicts(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -117,6 +117,15 @@ def test_a_resumed_run_with_another_border_begins_expectations_once_and_keeps_le
         assert torch.equal(expectation, tables["expectation"])
 
 
+def test_expectations_begin_at_the_centers_of_a_state_dict_which_has_no_table_of_them():
+    saved, loaded = (trained_head((Stage(0, 1.0, "moving"),), steps) for steps in (3, 1))
+    loaded.load_state_dict(saved.state_dict())
+    loaded.begin_step(3, lr=0.1)
+    rows = loaded.row_state()
+    assert torch.equal(rows["weight"], saved.row_state()["weight"])
+    torch.testing.assert_close(rows["expectation"], F.normalize(rows["weight"]))
+
+
 def test_a_loss_that_is_not_finite_moves_no_expectation():
     head = staged_head((Stage(0, 1.0, "moving"),))
     head.begin_step(0, lr=0.1)
