@@ -173,7 +173,12 @@ def describe_difference(name: str, before: Any, now: Any) -> tuple[str, str]:
     if name != "code":
         return keys[0], words
     changed = [place for place, digest in now.items() if before.get(place) != digest]
-    return next(key for key in keys if changed[0].startswith(key)), words
+    return _key_of_code(changed[0]), words
+
+
+def _key_of_code(place: str) -> str:
+    """Return the config key that `--set` takes for a part of the user's own: a list is one key."""
+    return next(key for key in _INPUTS["code"][0] if place.startswith(key))
 
 
 def check_inputs(
@@ -199,7 +204,11 @@ def check_inputs(
     for name, now in digests.items():
         keys, _ = _INPUTS[name]
         before = checkpoint.meta.get(name)
-        if is_set(set_keys, *keys) or not isinstance(before, type(now)):
+        if name == "code":  # each of its keys chooses one part
+            now = {place: each for place, each in now.items() if not is_set(set_keys, _key_of_code(place))}
+        elif is_set(set_keys, *keys):
+            continue
+        if not isinstance(before, type(now)):
             continue
         if isinstance(before, dict):
             # A changed config may name other sets, or other code.

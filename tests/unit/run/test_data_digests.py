@@ -202,6 +202,8 @@ def test_other_code_is_refused_by_the_key_that_names_it(changed, key):
     ):
         check({"code": now}, code=before)
     check({"code": now}, [key], code=before)
+    with pytest.raises(ConfigError, match="source files"):
+        check({"code": now}, ["head.margin.type", "head.sample_rate"], code=before)
 
 
 def test_code_that_the_config_no_longer_names_or_names_only_now_is_no_other_code():
