@@ -45,6 +45,8 @@ _MEANING_KEYS = (
     "head.expectation_margin",
 )
 """Config keys and sections without which a run is another one: they change only with --set."""
+_PATH_KEYS = ("distill.teacher", "distill.cache")
+"""Exceptions among them: files that are recognized by their digests, wherever they lie."""
 INITIAL_KEYS = ("model.init_from", "model.init_blocks", "head.init_from")
 """Config keys that decide the first weights of a run."""
 
@@ -92,7 +94,9 @@ def check_meaning(checkpoint: Checkpoint, changes: list[ConfigChange], set_keys:
     refused = [
         change
         for change in changes
-        if any(is_within(change.key, key) for key in _MEANING_KEYS) and not is_set(set_keys, change.key)
+        if any(is_within(change.key, key) for key in _MEANING_KEYS)
+        and change.key not in _PATH_KEYS
+        and not is_set(set_keys, change.key)
     ]
     if refused:
         options = " ".join(

@@ -121,6 +121,15 @@ def test_the_advice_for_a_changed_value_is_one_that_set_takes():
         check_meaning(SimpleNamespace(folder="step_00000004"), [change], frozenset())
 
 
+def test_a_teacher_may_have_moved_but_its_loss_stays():
+    checkpoint = SimpleNamespace(folder="step_00000004")
+    moved = [ConfigChange(key=f"distill.{key}", before="old", now="new") for key in ("teacher", "cache")]
+    check_meaning(checkpoint, moved, frozenset())
+    for key in ("distill", "distill.weight"):
+        with pytest.raises(ConfigError, match=rf"^{key}: 1\.0 → null: step_00000004 "):
+            check_meaning(checkpoint, [*moved, ConfigChange(key=key, before=1.0, now=None)], frozenset())
+
+
 @pytest.mark.parametrize("key", ["model.init_from", "model.init_blocks", "head.init_from"])
 def test_another_first_model_is_refused_if_the_command_line_sets_it(key):
     changes = [ConfigChange(key=key, before="old", now="new")]
