@@ -22,6 +22,7 @@ from facetrain.telemetry.console import Console
 from facetrain.telemetry.jsonl import JsonLines
 from facetrain.telemetry.log import logger
 from facetrain.telemetry.sink import LoggedRun, Sink, Sinks
+from facetrain.verify.output.hardest_pairs import read_verified_pairs
 
 
 @dataclass(frozen=True)
@@ -93,8 +94,8 @@ def open_sinks(config: Config, folder: Path, run_id: str, resume_at: int | None)
 def open_outputs(folder: Path, sinks: Sinks | None, *, total_steps: int, resume_at: int | None) -> RunOutputs:
     """Open the other outputs of a run. For the leader only.
 
-    A resumed run drops the records after the step that it continues from. A new one drops the records of a run that
-    has ended in the folder before its first checkpoint.
+    A resumed run drops the records and files of what came after the step that it continues from. A new one drops those
+    of a run that has ended in the folder before its first checkpoint.
 
     Args:
         folder: run folder.
@@ -105,10 +106,16 @@ def open_outputs(folder: Path, sinks: Sinks | None, *, total_steps: int, resume_
     Raises:
         RunError: metrics.jsonl cannot be written.
     """
-    # A run that failed before its first checkpoint leaves these files, and the new one would seem to have written them.
-    if resume_at is None:
-        with os_errors_as(RunError, folder):
-            for name in (DIVERGED_FILE, SKIPPED_FILE, LEFT_OUT_FILE, AUGMENTED_FILE, PAIRS_FILE):
-                (folder / name).unlink(missing_ok=True)
+    with os_errors_as(RunError, folder):
+        for name in _files_of_another_course(folder, resume_at):
+            (folder / name).unlink(missing_ok=True)
     journal = JsonLines(folder / METRICS_FILE, resume_at=resume_at)
     return RunOutputs(journal, Console(total_steps=total_steps, start_step=resume_at or 0), sinks)
+
+
+def _files_of_another_course(folder: Path, resume_at: int | None) -> tuple[str, ...]:
+    """Return the names of the files in a run folder that this start would seem to have written."""
+    if resume_at is None:
+        return (DIVERGED_FILE, SKIPPED_FILE, LEFT_OUT_FILE, AUGMENTED_FILE, PAIRS_FILE)
+    pairs = read_verified_pairs(folder / PAIRS_FILE)
+    return (DIVERGED_FILE, PAIRS_FILE) if pairs and pairs.step > resume_at else (DIVERGED_FILE,)

@@ -33,7 +33,7 @@ class JsonLines:
 
         Without `resume_at`, an existing file is removed. With it, records of later steps are removed,
         because those steps are trained again, and a record that the file already has for that step is not
-        written a second time.
+        written a second time. Changes of the config at that step are removed: the resume writes its own.
         """
         self._known: set[str] = set()
         with os_errors_as(RunError, path):
@@ -200,14 +200,16 @@ def _fits(record: dict[str, Any]) -> bool:
 
 
 def _truncate(path: Path, step: int) -> set[str]:
-    """Remove the records of later steps, and return the lines of the step itself."""
+    """Remove the records of later steps and what a resume from this one has changed; return the step's other lines."""
     lines = set()
     # The file of a killed process may end in half a line, which would spoil the first record after it.
     with replacing(path) as scratch, scratch.open("w", encoding="utf-8") as kept:
         for record in stream_jsonl(path):
-            if record["step"] <= step:
-                kept.write(_line(record))
-            if record["step"] == step:
+            is_of_step = record["step"] == step
+            if record["step"] > step or (is_of_step and "config_key" in record):
+                continue
+            kept.write(_line(record))
+            if is_of_step:
                 lines.add(_line(record))
         # A checkpoint has promised these records: a power cut must not take them.
         kept.flush()

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from facetrain.config.loading import CONFIG_FILE, is_within, load_config, plain_config, preset_configs
 from facetrain.data.images.decode import decode_rgb, encode_jpeg
 from facetrain.errors import ConfigError, ImageError, RunError, UsageError
-from facetrain.files import open_regular, os_errors_as, read_regular_text, write_atomically
+from facetrain.files import open_regular, os_errors_as, write_atomically
 from facetrain.pages.figures import svg
 from facetrain.pages.render import jpeg_image, render
 from facetrain.run.folder.compatibility import differences
@@ -38,7 +38,7 @@ from facetrain.run.report.history import History, formatted, records_of, trained
 from facetrain.run.report.list_runs import KINDS
 from facetrain.run.report.published_curve import published_curve_of
 from facetrain.text import count_text
-from facetrain.verify.output.hardest_pairs import VerifiedPairs, pair_groups
+from facetrain.verify.output.hardest_pairs import pair_groups, read_verified_pairs
 
 _JPEG_QUALITY = 88
 _MAX_LINES = 100
@@ -194,9 +194,8 @@ def _verifications(history: History) -> tuple[list[str], list[list[str]]] | None
 
 
 def _hardest_pairs(folder: Path) -> Iterator[tuple[str, list[Any]]]:
-    try:
-        verified = VerifiedPairs.model_validate_json(read_regular_text(folder / PAIRS_FILE))
-    except (OSError, ValueError):  # without verification; or a file of another version, or a damaged one
+    verified = read_verified_pairs(folder / PAIRS_FILE)
+    if verified is None:
         return
     for name, hardest in verified.sets.items():
         yield f"Hardest pairs of {name} at step {verified.step:,}", pair_groups(hardest)

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from facetrain.data.images.decode import decode_rgb, encode_jpeg, resize_square
 from facetrain.errors import DataError
-from facetrain.files import write_atomically
+from facetrain.files import read_regular_text, write_atomically
 from facetrain.pages.render import jpeg_image
 from facetrain.text import printable
 from facetrain.verify.metrics.result import HardPair, Result
@@ -70,6 +70,14 @@ def write_hardest_pairs(path: Path, step: int, results: dict[str, Result], sets:
     """
     shown = {printable(target.name): hardest_pairs_of(results[target.name], target) for target in sets}
     write_atomically(path, VerifiedPairs(step=step, sets=shown).model_dump_json())
+
+
+def read_verified_pairs(path: Path) -> VerifiedPairs | None:
+    """Return what `write_hardest_pairs` has written; None if it is absent, damaged, or of another version."""
+    try:
+        return VerifiedPairs.model_validate_json(read_regular_text(path))
+    except (OSError, ValueError):
+        return None
 
 
 def pair_groups(hardest: HardestPairs) -> list[tuple[str, list[tuple[list[Markup], str]]]]:

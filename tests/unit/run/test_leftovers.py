@@ -1,6 +1,10 @@
 import os
 
+import pytest
+
 from facetrain.run.folder.earlier import remove_leftovers
+from facetrain.run.outputs import open_outputs
+from facetrain.verify.output.hardest_pairs import VerifiedPairs
 
 LEFTOVERS = [
     ".model.safetensors.0123456789abcdef.tmp",
@@ -45,3 +49,19 @@ def test_a_folder_of_the_user_that_has_the_name_of_the_row_files_stays(tmp_path)
     before = sorted(tmp_path.rglob("*"))
     remove_leftovers(tmp_path / "run")
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("resume_at", "left"),
+    [
+        (None, set()),
+        (4, {"augmented.png", "skipped_images.txt"}),
+        (6, {"augmented.png", "skipped_images.txt", "hardest_pairs.json"}),
+    ],
+)
+def test_a_start_removes_what_another_course_of_training_has_written(tmp_path, resume_at, left):
+    for name in ("augmented.png", "skipped_images.txt", "diverged.json"):
+        (tmp_path / name).touch()
+    (tmp_path / "hardest_pairs.json").write_text(VerifiedPairs(step=6, sets={}).model_dump_json())
+    open_outputs(tmp_path, None, total_steps=8, resume_at=resume_at).close()
+    assert {path.name for path in tmp_path.iterdir()} == left | {"metrics.jsonl"}

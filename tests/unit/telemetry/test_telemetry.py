@@ -69,6 +69,18 @@ def test_a_resume_removes_the_records_of_steps_after_the_checkpoint(tmp_path):
     assert read_jsonl(path)[-1]["loss"] == "nan"
 
 
+def test_a_resume_removes_the_changes_of_an_earlier_resume_from_its_step(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    for rate in (0.5, 0.1):
+        lines = JsonLines(path, resume_at=20)
+        lines.write(20, {"config_key": "optim.lr", "now": rate})
+        lines.write(20, {"loss": 1.0})
+        lines.close()
+    assert [record.get("now") for record in read_jsonl(path)] == [None, 0.1]
+    JsonLines(path, resume_at=30).close()
+    assert len(read_jsonl(path)) == 2
+
+
 def test_a_record_that_is_repeated_after_a_resume_is_in_the_file_once_and_a_new_run_starts_empty(tmp_path):
     path = tmp_path / "metrics.jsonl"
     for resume_at in (None, 10, 10, None):
