@@ -38,7 +38,7 @@ class LearningCheck:
 
     The top-1 share counts the images whose target class is the nearest of the classes of the step, without the
     margin. It comes from numbers that the loss has computed anyway. The reports of the second half of the first steps
-    count; a run that is resumed later than that is not checked.
+    count; a run that is resumed among them is not checked, because a part of them says nothing.
 
     The first steps end with the first epoch: until then every image is new. Later a network can also memorize images
     with random labels, and be far better than chance. Datasets with fewer than 100 steps per epoch are checked
@@ -57,7 +57,7 @@ class LearningCheck:
         """Take the number of classes in a step, and the step from which training starts."""
         self._num_classes, self._where = num_classes, where
         self._last_step = min(_FIRST_STEPS, total_steps, max(steps_per_epoch, _FEWEST_STEPS))
-        self.is_finished = total_steps < _FEWEST_STEPS or start_step >= self._last_step
+        self.is_finished = total_steps < _FEWEST_STEPS or 2 * start_step > self._last_step
         """Whether the check has decided, so that later reports need not be passed."""
         self._losses: list[float] = []
         self._nearest = self._images = 0
