@@ -14,6 +14,7 @@ from facetrain.checkpoint.load import Checkpoint
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.images.augment import Augment
+from facetrain.data.loading.sampler import epoch_size
 from facetrain.distributed.agreement import fail_together
 from facetrain.distributed.ddp import wrap_in_ddp
 from facetrain.distributed.process_setup import write_collectives_to
@@ -24,6 +25,7 @@ from facetrain.head.head_group import head_parts
 from facetrain.remote.address import public
 from facetrain.run.agree import Agreed
 from facetrain.run.folder.accepted import Accepted
+from facetrain.run.folder.batch_change import describe_batch_change
 from facetrain.run.folder.earlier import leave_after, missing_newest
 from facetrain.run.folder.environment import (
     ACCEPTED,
@@ -35,7 +37,7 @@ from facetrain.run.folder.run_files import LOG_FILE, write_run_files
 from facetrain.run.outputs import open_sinks
 from facetrain.run.parts.loader import build_augment, count_workers
 from facetrain.run.parts.state import build_state, check_precision, read_identities
-from facetrain.run.parts.step_schedule import StepSchedule, describe_batch_change
+from facetrain.run.parts.step_schedule import StepSchedule
 from facetrain.run.run_plan import RunPlan
 from facetrain.run.start_checks import check_start
 from facetrain.telemetry.log import LogFile, log_to, stop_logging, warn
@@ -212,7 +214,9 @@ def _open_folder(agreed: Agreed, state: TrainState) -> list[str]:
     if checkpoint is not None:
         differences += environment_changes(recorded_environment(folder), environment)
         differences += _leave_later_checkpoints(folder, checkpoint.step)
-        differences += describe_batch_change(checkpoint, agreed.config, agreed.schedule, world.size)
+        differences += describe_batch_change(
+            checkpoint, agreed.config, agreed.schedule, epoch_size(agreed.data.source), world.size
+        )
         if world.is_leader and (mirror := agreed.mirror):
             # First: a process that still trains this run elsewhere must upload no more.
             mirror.claim(plan.run_id)

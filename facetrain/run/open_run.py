@@ -152,8 +152,6 @@ def _checkpointing(parts: Parts, outputs: RunOutputs) -> Checkpointing:
         "model": model_metadata(parts),
         "earlier": {key: parts.state.earlier.get(key) for key in (TRAINED_ON_KEY, CARDS_KEY)},
         "config": dump_config(config),
-        # For the warning of a resume with another number of ranks.
-        "schedule": {"global_batch_size": parts.schedule.global_batch_size},
         "run_id": parts.plan.run_id,
         **parts.plan.inputs,
     }

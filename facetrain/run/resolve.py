@@ -8,7 +8,7 @@ from pathlib import Path
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.mirror import Mirror
 from facetrain.checkpoint.run_id import new_run_id, read_run_id, run_id_of
-from facetrain.config.loading import is_set, with_values
+from facetrain.config.loading import is_set, plain_config, with_values
 from facetrain.config.paths import with_absolute_paths, with_downloads, with_paths_of_sets
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
@@ -212,7 +212,8 @@ def _with_recorded_choices(
 ) -> Config:
     """Return the config with the values that the run chose when it began."""
     keys = {key for choice in request.choose for key in CHOSEN_KEYS[choice]}
-    saved = saved_config(checkpoint)
+    recorded = saved_config(checkpoint)
+    saved = plain_config(recorded) if recorded else {}
     if request.choose and not is_set(set_keys, "optim.lr"):
         keys.add("optim.lr")
         # As `choose.rate_values`: the rate of Muon follows, even if the command sets the one that it begins with.

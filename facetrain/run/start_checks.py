@@ -122,7 +122,7 @@ def _check_learning_rate(config: Config, facts: RunFacts) -> Iterator[str]:
 
 def _check_schedule(config: Config, schedule: StepSchedule) -> Iterator[str]:
     optim, max_steps, last_step = config.optim, config.train.max_steps, schedule.steps_of_all_epochs
-    epochs = schedule.progress(schedule.total_steps) / schedule.steps_per_epoch
+    epochs = schedule.epochs(schedule.total_steps)
     if max_steps and max_steps > last_step:
         yield f"train.max_steps: {max_steps:,} is never reached: the last epoch ends after step {last_step:,}"
     if late := [f"{each:g}" for each in optim.milestones if each >= epochs]:

@@ -72,7 +72,7 @@ def find_config_changes(checkpoint: Checkpoint, config: Config) -> list[ConfigCh
     """
     # Both with their defaults, so that a key counts as changed only if its value is another one.
     saved = saved_config(checkpoint)
-    return list(differences(saved, plain_config(config))) if saved else []
+    return list(differences(plain_config(saved), plain_config(config))) if saved else []
 
 
 def check_meaning(checkpoint: Checkpoint, changes: list[ConfigChange], set_keys: Set[str]) -> None:
@@ -166,18 +166,18 @@ def check_compatibility(checkpoint: Checkpoint, config: Config, *, total_steps: 
         )
 
 
-def saved_config(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the config in a checkpoint; empty if it has none.
+def saved_config(checkpoint: Checkpoint) -> Config | None:
+    """Return the config in a checkpoint; None if it has none.
 
     Raises:
         ConfigError: it has a key or a value that this version does not know, and could not be compared.
     """
     text, where = checkpoint.meta.get("config"), f"{checkpoint.folder}: its config"
     if not isinstance(text, str):
-        return {}
+        return None
     try:
         # Keys that this version has added get their defaults.
-        return plain_config(build_config(parse_values(text, where), where))
+        return build_config(parse_values(text, where), where)
     except ConfigError as error:
         raise ConfigError(f"{error}; continue the run with the version of facetrain that wrote it") from error
 

@@ -6,15 +6,12 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from facetrain.config.schema import Config
 from facetrain.errors import ConfigError
 from facetrain.head.settings import HeadSettings
 from facetrain.text import count_text
-
-if TYPE_CHECKING:
-    from facetrain.checkpoint.load import Checkpoint
 
 DEFAULT_BATCH_SIZE = 128
 """Images per rank and micro-batch if the config gives no batch size."""
@@ -89,6 +86,10 @@ class StepSchedule:
             return step
         stage = self.stage_at(step)
         return self.steps_per_epoch * (stage.first_epoch + (step - stage.first_step) / stage.steps_per_epoch)
+
+    def epochs(self, step: int) -> float:
+        """Return the epochs before a step."""
+        return self.progress(step) / self.steps_per_epoch
 
     def images_after(self, step: int) -> int:
         """Return the images of the steps that follow the first `step` ones."""
@@ -215,48 +216,3 @@ def lr_factor(config: Config, ratio: float) -> float:
     if rule == "auto":
         rule = "linear" if config.optim.name == "sgd" else "sqrt"
     return {"linear": ratio, "sqrt": math.sqrt(ratio), "none": 1.0}[rule]
-
-
-def describe_batch_change(
-    checkpoint: Checkpoint, config: Config, schedule: StepSchedule, world_size: int
-) -> list[str]:
-    """Return what a changed global batch means for the schedule, in one line; no line if it is the same.
-
-    The config can be the same: `train.batch_size` counts the images of one rank.
-    """
-    saved = checkpoint.meta.get("schedule")
-    before = saved.get("global_batch_size") if isinstance(saved, dict) else None
-    now = schedule.global_batch_size
-    if not isinstance(before, int) or before == now:
-        return []
-    epoch = schedule.progress(checkpoint.step) / schedule.steps_per_epoch
-    options = _options_for_batch(before, config, schedule.local_batch_size, world_size)
-    remedy = (
-        f"resume it with {options}"
-        if options
-        else f"resume it on a number of ranks that divides {before:,}, which {world_size} does not"
-    )
-    return [
-        f"the global batch was {before:,} images and is {now:,} now: the schedule counts {epoch:.1f} epochs until step "
-        f"{checkpoint.step:,}, and not {epoch * before / now:.1f}; to continue where the run was, {remedy}"
-    ]
-
-
-def _options_for_batch(batch: int, config: Config, local: int, world_size: int) -> str:
-    """Return the options that give a global batch with as many micro-batches as it needs; "" if there are none.
-
-    Not `train.global_batch_size`, if the config has none: it would turn on synchronized batch norm.
-    """
-    if config.train.global_batch_size is not None:
-        return f"--set train.global_batch_size={batch}"
-    images, rest = divmod(batch, world_size)
-    divisors = (count for count in range(1, images // 2 + 1) if images % count == 0)
-    accumulate = next((count for count in divisors if images // count <= local), 0)
-    if rest or not accumulate:
-        return ""
-    options = []
-    if accumulate != config.optim.accumulate:
-        options.append(f"--set optim.accumulate={accumulate}")
-    if images // accumulate != local:
-        options.append(f"--set train.batch_size={images // accumulate}")
-    return " ".join(options)

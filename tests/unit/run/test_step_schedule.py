@@ -1,9 +1,5 @@
 """Steps, batch sizes and learning rates of a run in stages."""
 
-import re
-from dataclasses import asdict
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
@@ -11,8 +7,7 @@ from facetrain.config.loading import build_config
 from facetrain.data.loading.sampler import GlobalSampler, MixtureSampler, SampleOrder
 from facetrain.errors import ConfigError
 from facetrain.optim.learning_rate import Polynomial
-from facetrain.run.parts.state import is_batch_norm_synced
-from facetrain.run.parts.step_schedule import describe_batch_change, schedule_steps, stage_configs
+from facetrain.run.parts.step_schedule import schedule_steps, stage_configs
 from facetrain.run.parts.stepper import learning_rates
 
 IMAGES = 103
@@ -164,41 +159,3 @@ def test_expectations_in_any_stage_are_refused_where_they_cannot_work():
     # YAML reads the word off as false.
     off = build_config(values | {"head": head | {"expectations": False}}, "x")
     assert off.head.expectations == "off"
-
-
-@pytest.mark.parametrize(
-    ("ranks", "epoch", "options"),
-    [
-        (4, "6.1", "--set optim.accumulate=2"),
-        (8, None, ""),
-        (16, "24.6", "--set train.batch_size=64"),
-        (3, "4.6", "a number of ranks that divides 1,024, which 3 does not"),
-    ],
-)
-def test_another_number_of_ranks_gets_the_epochs_and_options_that_keep_batch_and_batch_norm(
-    ranks, epoch, options
-):
-    config = build_config({"data": {"train": "x"}, "train": {"batch_size": 128, "epochs": 40}}, "x")
-    saved, now = (schedule_steps(config, 1_000_000, number) for number in (8, ranks))
-    checkpoint = SimpleNamespace(step=12_000, meta={"schedule": asdict(saved)})
-    lines = describe_batch_change(checkpoint, config, now, ranks)
-    assert len(lines) == (epoch is not None)
-    for line in lines:
-        expected = f"the schedule counts {epoch} epochs until step 12,000, and not 12.3; "
-        assert f"was 1,024 images and is {now.global_batch_size:,} now: {expected}" in line
-        assert line.endswith(options)
-        sets = re.findall(r"--set (\S+)=(\S+)", line)
-        kept = build_config({"data": {"train": "x"}, "train": {"batch_size": 128}}, "x")
-        for key, value in sets:
-            section, name = key.split(".")
-            changed = getattr(kept, section).model_copy(update={name: int(value)})
-            kept = kept.model_copy(update={section: changed})
-        assert not sets or schedule_steps(kept, 1_000_000, ranks).global_batch_size == 1024
-        assert not is_batch_norm_synced(kept)
-
-
-@pytest.mark.parametrize("schedule", [None, [], {}, {"global_batch_size": "x"}])
-def test_a_checkpoint_without_its_batch_is_not_compared(schedule):
-    config = build_config({"data": {"train": "x"}}, "x")
-    checkpoint = SimpleNamespace(step=1, meta={"schedule": schedule})
-    assert describe_batch_change(checkpoint, config, schedule_steps(config, 1000, 1), 1) == []

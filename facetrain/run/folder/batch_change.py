@@ -1,0 +1,64 @@
+"""Comparison of the schedule of a resumed run with the one of its checkpoint."""
+
+from __future__ import annotations
+
+import math
+
+from facetrain.checkpoint.load import Checkpoint
+from facetrain.config.schema import Config
+from facetrain.errors import ConfigError
+from facetrain.run.folder.compatibility import saved_config
+from facetrain.run.parts.step_schedule import StepSchedule, schedule_steps
+
+
+def describe_batch_change(
+    checkpoint: Checkpoint, config: Config, schedule: StepSchedule, num_images: int, world_size: int
+) -> list[str]:
+    """Return what another batch means for the schedule, in one line; no line if it is in the same epoch as before.
+
+    The config can be the same: `train.batch_size` counts the images of one rank.
+    """
+    saved, ranks, step = saved_config(checkpoint), checkpoint.manifest.world_size, checkpoint.step
+    if saved is None:
+        return []
+    try:
+        before = schedule_steps(saved, num_images, ranks)
+    except ConfigError:  # the dataset was another one
+        return []
+    if math.isclose(before.epochs(step), schedule.epochs(step)):
+        return []
+    batch = before.global_batch_size
+    what = f"was {batch:,} images and is {schedule.global_batch_size:,} now"
+    if saved.train.stages or config.train.stages:
+        what = "of a stage was another one"
+        remedy = "restore train.stages and the batch sizes" + (
+            f", on {ranks} ranks" if ranks != world_size else ""
+        )
+    elif options := _options_for_batch(batch, config, schedule.local_batch_size, world_size):
+        remedy = f"resume it with {options}"
+    else:
+        remedy = f"resume it on a number of ranks that divides {batch:,}, which {world_size} does not"
+    return [
+        f"the global batch {what}: the schedule counts {schedule.epochs(step):.1f} epochs until step {step:,}, and not "
+        f"{before.epochs(step):.1f}; to continue where the run was, {remedy}"
+    ]
+
+
+def _options_for_batch(batch: int, config: Config, local: int, world_size: int) -> str:
+    """Return the options that give a global batch with as many micro-batches as it needs; "" if there are none.
+
+    Not `train.global_batch_size`, if the config has none: it would turn on synchronized batch norm.
+    """
+    if config.train.global_batch_size is not None:
+        return f"--set train.global_batch_size={batch}"
+    images, rest = divmod(batch, world_size)
+    divisors = (count for count in range(1, images // 2 + 1) if images % count == 0)
+    accumulate = next((count for count in divisors if images // count <= local), 0)
+    if rest or not accumulate:
+        return ""
+    options = []
+    if accumulate != config.optim.accumulate:
+        options.append(f"--set optim.accumulate={accumulate}")
+    if images // accumulate != local:
+        options.append(f"--set train.batch_size={images // accumulate}")
+    return " ".join(options)
