@@ -85,13 +85,6 @@ def train(
     ] = False,
     launch_options: LaunchOptions,
     profile: Profile = False,
-    open_page: Annotated[
-        bool,
-        typer.Option(
-            "--open",
-            help="Show RUN_DIR/report.html, which is kept up to date, in a browser after the first step.",
-        ),
-    ] = False,
 ) -> None:
     """Train a backbone and its head as a config describes."""
     from facetrain.run.request import TrainRequest
@@ -110,7 +103,6 @@ def train(
         own_data=settings.data is not None,
         choose=settings.choose(),
         profile=profile,
-        open_page=open_page,
         command_line=tuple(sys.argv[1:]),
     )
     _launch(request, launch_options)

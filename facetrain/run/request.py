@@ -68,8 +68,6 @@ class TrainRequest(BaseModel, frozen=True, extra="forbid", ser_json_inf_nan="con
     """Whether the code that the config of a run to continue names may run. That of a new run may."""
     profile: bool = False
     """Whether a few steps are profiled."""
-    open_page: bool = False
-    """Whether the report is shown in a browser."""
     is_part: bool = False
     """Whether the run is a part of another command, which says itself what can be done next."""
     command_line: tuple[str, ...] = ()
@@ -98,8 +96,8 @@ class TrainRequest(BaseModel, frozen=True, extra="forbid", ser_json_inf_nan="con
     def terms(self) -> dict[str, Any]:
         """What a command asks beside the config of a run, as JSON: the same on all its hosts.
 
-        Not what a host decides for itself: whether code may run on it, and whether its browser shows the report. Nor
-        `--resume`, which only rank 0 follows: a host that joins later has it, where the first command had not.
+        Not what a host decides for itself: whether code may run on it. Nor `--resume`, which only rank 0 follows: a
+        host that joins later has it, where the first command had not.
         """
         return {
             "command": self.command,

@@ -15,7 +15,7 @@ from facetrain.data.dataset import FaceDataset
 from facetrain.data.loading.sampler import epoch_size
 from facetrain.distributed.process_setup import fix_cublas_workspace
 from facetrain.distributed.ranks import Ranks
-from facetrain.errors import ConfigError, UsageError
+from facetrain.errors import ConfigError
 from facetrain.files import require_temporary_folder
 from facetrain.models.model_file import newest_model_file, read_step
 from facetrain.run.asked_config import AskedConfig
@@ -87,10 +87,6 @@ def resolve(
         _require_known_expectations(config, schedule)
         if "lr" in request.choose:
             require_steps_of_test(schedule.stages[0].stop_step)
-    if request.open_page and not config.log.report:
-        raise UsageError(
-            "--open shows the report, which `log.report: false` switches off; remove one of the two"
-        )
     plan = RunPlan(
         request=request,
         config=config,

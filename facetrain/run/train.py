@@ -99,11 +99,7 @@ def _joined(ranks: Ranks, config: Config) -> Iterator[World]:
 def _train(parts: Parts) -> int:
     """Train a run whose parts are built, with its state in the run folder; return the exit code."""
     folder = parts.folder
-    page = (
-        LiveReport(folder, parts.plan.request.open_page)
-        if parts.is_leader and parts.config.log.report
-        else None
-    )
+    page = LiveReport(folder) if parts.is_leader and parts.config.log.report else None
     try:
         # One file for all ranks: `facetrain runs` reads it, and only the leader writes it.
         if not parts.is_leader:

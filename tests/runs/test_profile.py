@@ -26,14 +26,6 @@ def test_a_profiled_run_leaves_traces_and_says_where_its_time_went(describe, tmp
 
 
 @pytest.mark.slow
-def test_a_page_that_no_run_writes_cannot_be_opened(describe, tmp_path):
-    options = ("--set", "log.report=false", "--run-dir", tmp_path / "run")
-    refused = facetrain("train", "--config", describe(), "--open", *options)
-    assert refused.returncode == 2 and "--open shows the report, which `log.report: false`" in refused.stderr
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
 def test_a_run_of_too_few_steps_says_that_nothing_was_profiled(describe, tmp_path):
     done = facetrain(
         "train", "--config", describe(), "--set", "train.max_steps=3", "--run-dir", tmp_path / "run", "--profile"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import webbrowser
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,17 +22,12 @@ _SHARE = 0.005
 _SECOND_AFTER_S = 30.0
 """Seconds from the first page, which has no curves, to the second one."""
 
-_TEXT_BROWSERS = ("GenericBrowser", "Elinks")
-"""Classes of `webbrowser`."""
-
 
 @dataclass
 class LiveReport:
     """Writes report.html after the first step, then as often as a small share of the time allows, and at the end."""
 
     folder: Path
-    opens_browser: bool = False
-    """Whether the first page is shown in a browser."""
     _next_at: float = field(default=0.0, init=False)
     _history: LiveHistory = field(init=False)
 
@@ -45,9 +39,6 @@ class LiveReport:
         began_at = time.monotonic()
         if began_at >= self._next_at:
             self.write("; training continues")
-            if self.opens_browser:
-                self.opens_browser = False
-                _open_in_browser(self.folder / REPORT_FILE)
             state.meter.exclude(time.monotonic() - began_at)  # images per second count training alone
 
     def write(self, remark: str = "") -> None:
@@ -67,18 +58,6 @@ class LiveReport:
         now = time.monotonic()
         # Not by the cost of the first page, which imports matplotlib.
         self._next_at = now + (_SECOND_AFTER_S if is_first else (now - began_at) / _SHARE)
-
-
-def _open_in_browser(page: Path) -> None:
-    address = page.resolve().as_uri()
-    try:
-        browser = webbrowser.get()
-        # A browser for text, the choice without a display, would take over the terminal.
-        opened = type(browser).__name__ not in _TEXT_BROWSERS and browser.open(address)
-    except (webbrowser.Error, OSError):
-        opened = False
-    if not opened:
-        warn(f"no browser was found; open {address}")
 
 
 def write_first_batch(folder: Path, image_BCHW: Tensor) -> None:

@@ -148,9 +148,9 @@ def test_data_that_a_run_could_read_before_end_it_as_a_failure_because_they_may_
     [(resume, "contains no checkpoint"), (train, "no_such_folder")],
     ids=["resume", "train"],
 )
-def test_hosts_may_name_the_run_folder_in_other_ways_and_show_the_report_on_one_of_them(run, make, found):
+def test_hosts_may_name_the_run_folder_in_other_ways(run, make, found):
     absolute = str(Path(make().run_dir).absolute())
-    for error in outcomes(make(), make(run_dir=absolute, open_page=True)):
+    for error in outcomes(make(), make(run_dir=absolute)):
         assert found in str(error), "they agree on the command, and then find no data"
 
 
