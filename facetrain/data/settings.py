@@ -57,8 +57,6 @@ class AugmentSettings(Settings):
     0.2."""
     blur: Probability = 0.0
     """Probability of a Gaussian blur."""
-    motion_blur: Probability = 0.0
-    """Probability of a blur along a line of 3 to 9 pixels."""
     jpeg: Probability = 0.0
     """Probability of a JPEG compression with a quality of 30 to 95."""
     color: Probability = 0.0

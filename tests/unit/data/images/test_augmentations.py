@@ -12,7 +12,6 @@ from facetrain.data.augmentations import (
     crop_in_place,
     erase,
     jpeg,
-    motion_blur,
     photometric,
     resample,
     rotation,
@@ -113,14 +112,3 @@ def test_a_gaussian_blur_has_the_deviations_that_its_documentation_states(monkey
     deviation = (of_columns @ (torch.arange(31.0) - 15) ** 2).sqrt()
     torch.testing.assert_close(of_columns.sum(1), torch.ones(COUNT))
     assert [round(deviation[end].item(), 2) for end in (0, -1)] == [0.46, 1.85]
-
-
-def test_motion_blur_keeps_the_mean_and_blurs_along_one_direction():
-    spot = torch.zeros(COUNT, 3, 31, 31)
-    spot[:, :, 15, 15] = 1
-    blurred = motion_blur.augment(spot, draws())[:, 0]
-    torch.testing.assert_close(blurred.sum((1, 2)), torch.ones(COUNT))
-    offset = torch.arange(31.0) - 15
-    spread = torch.einsum("rij,ia,ja->ra", blurred, torch.ones(31, 1), offset[:, None] ** 2)
-    spread += torch.einsum("rij,ia,ja->ra", blurred, offset[:, None] ** 2, torch.ones(31, 1))
-    assert spread.min() > 0.4 and spread.max() < 9
