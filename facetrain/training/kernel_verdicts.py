@@ -40,16 +40,8 @@ _SOURCES = (
 """Files whose changes make a verdict out of date."""
 _DRIVER = Path("/proc/driver/nvidia/version")
 
-Check = Callable[[torch.device, KernelWork], str]
 
-
-def agree_on_kernels(
-    device: torch.device,
-    work: KernelWork,
-    *,
-    check: Check = check_head,
-    limit_s: float = LIMIT_S,
-) -> str:
+def agree_on_kernels(device: torch.device, work: KernelWork, *, limit_s: float = LIMIT_S) -> str:
     """Return why the kernels are not used, "" if they are; the same on all ranks. Collective.
 
     One rank of each host tests its GPU, and one for each other kind of GPU on the host. The others wait for it.
@@ -57,7 +49,6 @@ def agree_on_kernels(
     Args:
         device: device of this rank.
         work: what the kernels compute; the same on all ranks.
-        check: returns what is wrong, "" if nothing is. It runs in another process.
         limit_s: time after which the self-test is ended. Less than the ranks wait for each other.
     """
     device = numbered(device)
@@ -67,7 +58,7 @@ def agree_on_kernels(
     # The first rank with a host and a key tests for all that have the same. A rank without kernels has an empty key.
     places = collectives.gather_json(place)
     if key and places.index(place) == collectives.rank():
-        reason = _kept_verdict(key, lambda: _test(check, device, work, limit_s))
+        reason = _kept_verdict(key, lambda: _test(device, work, limit_s))
     # Here the others wait: `limit_s` is shorter than the timeout of a collective.
     reasons = collectives.gather_json(reason)
     hosts = {host for host, _ in places}
@@ -126,11 +117,11 @@ def _kept_verdict(key: dict[str, str], test: Callable[[], str]) -> str:
     return reason
 
 
-def _test(check: Check, device: torch.device, work: KernelWork, limit_s: float) -> str:
-    """Run a check in a new process; return what is wrong, or how the process has ended, "" if nothing is."""
+def _test(device: torch.device, work: KernelWork, limit_s: float) -> str:
+    """Run the self-test in a new process; return what is wrong, or how the process has ended, "" if nothing is."""
     context = HelperContext()
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_report, args=(sender, check, device, work), daemon=True)
+    process = context.Process(target=_report, args=(sender, check_head, device, work), daemon=True)
     process.start()
     sender.close()  # so that the pipe ends with the process
     try:
@@ -149,7 +140,7 @@ def _test(check: Check, device: torch.device, work: KernelWork, limit_s: float) 
         receiver.close()
 
 
-def _report(sender: Connection, check: Check, device: torch.device, work: KernelWork) -> None:
+def _report(sender: Connection, check: Callable[..., str], device: torch.device, work: KernelWork) -> None:
     """Send the verdict of a check to the process that has started this one."""
     try:
         use_device(device)

@@ -77,19 +77,18 @@ class StepProfiler:
         *,
         on_failure: Callable[[OSError], None] | None = None,
         warm_up: int = WARM_UP_STEPS,
-        steps: int = RECORDED_STEPS,
     ) -> None:
-        """Prepare to record `steps` steps after `warm_up` others."""
+        """Prepare to record `RECORDED_STEPS` steps after `warm_up` others."""
         self.is_over = False
         """Whether the steps were recorded, and written if the disk allowed it."""
         self._trace, self._device, self._on_profile, self._on_failure = trace, device, on_profile, on_failure
-        self._warm_up, self._steps, self._begun = warm_up, steps, 0
+        self._warm_up, self._begun = warm_up, 0
         activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
         self._recorder = profile(
             activities=activities,
             # torch records the last of the first steps, too, and drops it: its start would slow the first one that
             # counts.
-            schedule=schedule(wait=warm_up - 1, warmup=1, active=steps, repeat=1),
+            schedule=schedule(wait=warm_up - 1, warmup=1, active=RECORDED_STEPS, repeat=1),
             on_trace_ready=self._write,
             acc_events=True,
         )
@@ -105,7 +104,7 @@ class StepProfiler:
         """End the step before, if there is one, and begin the next."""
         if self._begun:
             # At the two ends of the recording only: in between, the host runs ahead as it does in training.
-            if self._device.type == "cuda" and self._begun in (self._warm_up, self._warm_up + self._steps):
+            if self._device.type == "cuda" and self._begun in (self._warm_up, self._warm_up + RECORDED_STEPS):
                 # Otherwise kernels of the steps before and after would count.
                 torch.cuda.synchronize(self._device)
             self._recorder.step()
@@ -113,18 +112,18 @@ class StepProfiler:
 
     def _write(self, recorder: profile) -> None:
         # torch also calls this if the recording ends before its last step.
-        if recorder.step_num != self._warm_up + self._steps:
+        if recorder.step_num != self._warm_up + RECORDED_STEPS:
             return
         self.is_over = True
         try:
-            self._on_profile(_write_trace(recorder, self._trace, self._device, self._steps))
+            self._on_profile(_write_trace(recorder, self._trace, self._device))
         except OSError as error:
             if self._on_failure is None:
                 raise
             self._on_failure(error)
 
 
-def _write_trace(recorder: profile, trace: Path, device: torch.device, steps: int) -> Profile:
+def _write_trace(recorder: profile, trace: Path, device: torch.device) -> Profile:
     trace.parent.mkdir(parents=True, exist_ok=True)
     # Not compressed by torch, which does it line by line and takes three times as long.
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
@@ -137,7 +136,7 @@ def _write_trace(recorder: profile, trace: Path, device: torch.device, steps: in
         raise OSError(f"the trace is not complete; is {tempfile.gettempdir()} full?") from error
     trace.write_bytes(gzip.compress(content))
     return Profile(
-        steps=steps,
+        steps=RECORDED_STEPS,
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         seconds=seconds_by_range(events),
         operations=recorder.key_averages().table(

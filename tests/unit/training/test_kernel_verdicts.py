@@ -67,10 +67,12 @@ def test_a_child_decides_whatever_becomes_of_it_and_a_success_is_kept(check, rea
     multiprocessing.set_forkserver_preload(PRELOADED)
     monkeypatch.setattr(kernel_verdicts, "HelperContext", lambda: multiprocessing.get_context("forkserver"))
     limit = 1.0 if check is hangs else 120.0
-    assert agree_on_kernels(CPU, WORK, check=check, limit_s=limit) == reason
+    monkeypatch.setattr(kernel_verdicts, "check_head", check)
+    assert agree_on_kernels(CPU, WORK, limit_s=limit) == reason
     assert cache.exists() == (not reason)
     if not reason:
-        assert agree_on_kernels(CPU, WORK, check=None, limit_s=0) == "", "starts no child"
+        monkeypatch.setattr(kernel_verdicts, "_test", None)
+        assert agree_on_kernels(CPU, WORK) == "", "starts no child"
 
 
 def test_a_verdict_holds_for_one_machine_and_these_sources_and_a_damaged_one_is_replaced(cache, monkeypatch):
