@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Set
-from pathlib import Path
+from contextlib import suppress
 
-_CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+from facetrain.control_groups import own_groups
+
+_QUOTA_FILES = {1: ("cpu.cfs_quota_us", "cpu.cfs_period_us"), 2: ("cpu.max",)}
+"""Files with the CPU quota and its period, in microseconds, by the version of a control group."""
 
 
 def usable_cores() -> int:
     """Return the number of cores that this process may use, at least 1.
 
-    Respects the CPU affinity (taskset, Slurm) and the CPU quota of the container (cgroup v2), both of
+    Respects the CPU affinity (taskset, Slurm) and the CPU quota of the container or job (cgroup), both of
     which `os.cpu_count` ignores.
     """
     return cores_of([affinity()])
@@ -47,9 +50,12 @@ def affinity() -> set[int]:
 
 
 def _cgroup_cores() -> int | None:
-    """Return the container's CPU quota in whole cores, rounded up; None if there is no quota."""
-    try:
-        quota, period = _CGROUP_QUOTA.read_text().split()
-        return None if quota == "max" else -(-int(quota) // int(period))
-    except (OSError, ValueError):
-        return None
+    """Return the smallest CPU quota of the container or job in whole cores, rounded up; None if there is no quota."""
+    quotas = []
+    for group, version in own_groups("cpu"):
+        with suppress(OSError, ValueError):  # no file, or "max"
+            text = " ".join((group / name).read_text() for name in _QUOTA_FILES[version])
+            quota, period = (int(number) for number in text.split())
+            if quota > 0:  # version 1 writes -1 for no quota
+                quotas.append(-(-quota // period))
+    return min(quotas, default=None)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import torch
 
-_GROUPS, _OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+from facetrain.control_groups import own_groups
+
 _MEMORY_FACTS = Path("/proc/meminfo")
 _NO_LIMIT = 1 << 60
 """Limits from here on are none: cgroup v1 writes the largest number of pages in bytes."""
+_NAMES = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+    2: ("memory.max", "memory.current", ""),
+}
+"""By the version of a control group: files of the limit and of the use, and the prefix of numbers with groups below."""
 
 
 def available_bytes() -> int | None:
@@ -21,8 +26,8 @@ def available_bytes() -> int | None:
     The smallest of them; None if the system says none. The cache of files counts as available, since the system gives
     it up.
     """
-    known = [size for size in (_available_on_machine(), *_available_in_groups()) if size is not None]
-    return min(known, default=None)
+    left = [_available_on_machine(), *(_available_in(*group) for group in own_groups("memory"))]
+    return min((size for size in left if size is not None), default=None)
 
 
 def _available_on_machine() -> int | None:
@@ -30,34 +35,13 @@ def _available_on_machine() -> int | None:
     return facts["MemAvailable"] * 1024 if "MemAvailable" in facts else None
 
 
-def _available_in_groups() -> Iterator[int | None]:
-    """Yield what is left in each control group of this process: a limit holds for all groups below."""
-    lines: list[str] = []
-    with suppress(OSError):
-        lines = _OWN_GROUPS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        root = _GROUPS / "memory" if controllers else _GROUPS  # version 1 has a tree for each controller
-        folder = root / path.lstrip("/")
-        # A container sees the path on its host, and only its own group, as the root.
-        for group in (folder, *folder.parents):
-            if group.is_relative_to(root):
-                yield _available_in(group, is_first_version=bool(controllers))
-
-
-def _available_in(group: Path, *, is_first_version: bool) -> int | None:
-    names = (
-        ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        if is_first_version
-        else ("memory.max", "memory.current")
-    )
+def _available_in(group: Path, version: int) -> int | None:
+    limit_name, used_name, whole = _NAMES[version]
     try:
-        limit, used = (int((group / name).read_text(encoding="ascii")) for name in names)
+        limit, used = (int((group / name).read_text(encoding="ascii")) for name in (limit_name, used_name))
     except (OSError, ValueError):  # "max"
         return None
-    facts, whole = _numbers(group / "memory.stat"), "total_" if is_first_version else ""
+    facts = _numbers(group / "memory.stat")
     cached = facts.get(f"{whole}active_file", 0) + facts.get(f"{whole}inactive_file", 0)
     return limit - used + cached if limit < _NO_LIMIT else None
 

@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from facetrain import cpu_cores
+from facetrain import control_groups, cpu_cores
 
 
 @pytest.fixture
@@ -18,12 +18,29 @@ def test_pinned_process_uses_the_cores_it_is_pinned_to(affinity):
 
 
 @pytest.mark.parametrize(
-    ("quota", "cores"), [("100000 100000", 1), ("150000 100000", 2), ("max 100000", None), ("damaged", None)]
+    ("own", "files", "cores"),
+    [
+        ("0::/path/of/the/host", {"cpu.max": "100000 100000"}, 1),
+        ("0::/", {"cpu.max": "150000 100000"}, 2),
+        ("0::/", {"cpu.max": "max 100000"}, None),
+        ("0::/", {"cpu.max": "damaged"}, None),
+        ("0::/job/step", {"job/step/cpu.max": "max 100000", "job/cpu.max": "300000 100000"}, 3),
+        (
+            "1:memory:/\n4:cpu,cpuacct:/job\n0::/",
+            {"cpu/job/cpu.cfs_quota_us": "250000", "cpu/job/cpu.cfs_period_us": "100000"},
+            3,
+        ),
+        ("4:cpu:/", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
+    ],
 )
-def test_container_quota_limits_the_cores(tmp_path, monkeypatch, affinity, quota, cores):
-    (tmp_path / "cpu.max").write_text(quota)
-    monkeypatch.setattr(cpu_cores, "_CGROUP_QUOTA", tmp_path / "cpu.max")
-    assert cpu_cores.usable_cores() == min(cores or len(affinity), len(affinity))
+def test_the_quota_of_a_container_or_job_limits_the_cores(own, files, cores, tmp_path, monkeypatch):
+    monkeypatch.setattr(control_groups, "_ROOT", tmp_path)
+    monkeypatch.setattr(control_groups, "_OWN", tmp_path / "own")
+    (tmp_path / "own").write_text(own + "\n")
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    assert cpu_cores.cores_of([set(range(8))]) == (cores or 8)
 
 
 def test_ranks_share_the_cores_that_they_are_bound_to(monkeypatch):

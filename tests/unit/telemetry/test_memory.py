@@ -4,6 +4,7 @@ import sys
 import pytest
 import torch
 
+from facetrain import control_groups
 from facetrain.telemetry import memory
 from facetrain.telemetry.memory import available_bytes, peak_gib
 
@@ -35,8 +36,8 @@ def test_the_memory_that_is_left_is_that_of_the_machine_or_of_its_container(
     machine, limit, left, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(memory, "_MEMORY_FACTS", tmp_path / "meminfo")
-    monkeypatch.setattr(memory, "_GROUPS", tmp_path)
-    monkeypatch.setattr(memory, "_OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(control_groups, "_ROOT", tmp_path)
+    monkeypatch.setattr(control_groups, "_OWN", tmp_path / "own")
     (tmp_path / "own").write_text("1:cpu,cpuacct:/job\n0::/path/of/the/host\n")
     (tmp_path / "meminfo").write_text(machine)
     if limit:
@@ -67,8 +68,8 @@ def test_the_memory_that_is_left_is_that_of_the_smallest_group_of_the_job(
     own, files, left, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(memory, "_MEMORY_FACTS", tmp_path / "absent")
-    monkeypatch.setattr(memory, "_GROUPS", tmp_path)
-    monkeypatch.setattr(memory, "_OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(control_groups, "_ROOT", tmp_path)
+    monkeypatch.setattr(control_groups, "_OWN", tmp_path / "own")
     (tmp_path / "own").write_text(own + "\n")
     first = own.startswith("4:")
     names = ("limit_in_bytes", "usage_in_bytes") if first else ("max", "current")
