@@ -24,8 +24,8 @@ from facetrain.files import os_errors_as
 from facetrain.head.head_group import head_parts
 from facetrain.remote.address import public
 from facetrain.run.agree import Agreed
+from facetrain.run.batch_change import describe_batch_change
 from facetrain.run.folder.accepted import Accepted
-from facetrain.run.folder.batch_change import describe_batch_change
 from facetrain.run.folder.earlier import leave_after, missing_newest
 from facetrain.run.folder.environment import (
     ACCEPTED,

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from facetrain.config.loading import build_config, dump_config
-from facetrain.run.folder.batch_change import describe_batch_change
+from facetrain.run.batch_change import describe_batch_change
 from facetrain.run.parts.state import is_batch_norm_synced
 from facetrain.run.parts.step_schedule import schedule_steps
 
