@@ -18,10 +18,16 @@ def pytest_collection_modifyitems(items):
     items.sort(key=order)
 
 
-def pytest_collection_finish():
-    # The modules and tests that were loaded stay: searching them for cycles took a fifth of the time of the tests.
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    # The modules and tests that are loaded here stay: searching them for cycles takes a quarter of the time of the
+    # collection, and a fifth of that of the tests.
+    gc.disable()
+    result = yield
     gc.freeze()
     gc.set_threshold(10_000)
+    gc.enable()
+    return result
 
 
 def order(item):
