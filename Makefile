@@ -36,13 +36,13 @@ quickstart: $(READY)  ## draw a dataset and train on it, about 40 seconds on two
 	$(BIN)/facetrain train --config configs/quickstart.yaml
 
 test: $(READY)  ## run the tests, about three minutes on two CPU cores
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(WORKERS) --maxschedchunk 1 -m "not slow and not long" $(OPTIONS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(WORKERS) --dist loadgroup -m "not slow and not long" $(OPTIONS)
 
 test-slow: $(READY)  ## run the other tests: whole runs, many ranks, kernels under Triton's interpreter
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(WORKERS) --maxschedchunk 1 -m "slow and not long" $(OPTIONS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(WORKERS) --dist loadgroup -m "slow and not long" $(OPTIONS)
 
 test-all: $(READY)  ## run both at once, which takes less time
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(WORKERS) --maxschedchunk 1 -m "not long" $(OPTIONS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(WORKERS) --dist loadgroup -m "not long" $(OPTIONS)
 
 coverage: $(READY)  ## print the coverage of the fast tests, which slows them down
 	$(MAKE) test OPTIONS="--cov --cov-report="

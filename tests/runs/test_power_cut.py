@@ -27,6 +27,8 @@ from tests.support import training
 sys.exit(training.train(load_config(sys.argv[1]), Path(sys.argv[2])))
 """
 
+pytestmark = pytest.mark.xdist_group("recorded")
+
 
 @pytest.fixture(scope="module")
 def recorded(dataset, tmp_path_factory):

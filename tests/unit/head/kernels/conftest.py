@@ -8,7 +8,10 @@ from tests.support.command import printed_by
 
 @pytest.fixture(scope="session")
 def found():
-    """Return the output of tests.support.interpret_kernels: name of a case -> errors of the kernels on the CPU."""
+    """Return the output of tests.support.interpret_kernels: name of a case -> errors of the kernels on the CPU.
+
+    Its tests have the mark `xdist_group`, with which one worker runs them all and computes it once.
+    """
     triton = pytest.importorskip("triton", reason="needs Triton")
     if triton.__version__ < "3.7" and np.lib.NumpyVersion(np.__version__) >= "2.4.0":
         pytest.skip("the interpreter of Triton 3.6 does not run on NumPy 2.4")

@@ -9,6 +9,7 @@ ROUNDED = {"bfloat16": 2**-7, "int8": 2**-4}
 """Bound of the error of one rounding, in the mean magnitude of these numbers."""
 
 
+@pytest.mark.xdist_group("found")
 @pytest.mark.slow
 def test_the_update_equals_sgd_in_float64_and_rounds_like_the_torch_operations(found):
     assert len(found["updates"]) == 9

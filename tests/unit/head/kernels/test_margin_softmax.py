@@ -5,6 +5,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 
+@pytest.mark.xdist_group("found")
 @pytest.mark.slow
 def test_statistics_and_exponentials_equal_a_float64_reference(found):
     for name, errors in found["kernels"].items():
@@ -12,18 +13,21 @@ def test_statistics_and_exponentials_equal_a_float64_reference(found):
         assert max(errors.values()) < limit, (name, errors)
 
 
+@pytest.mark.xdist_group("found")
 @pytest.mark.slow
 def test_a_head_with_the_kernels_equals_one_without(found):
     for name, errors in found["head"].items():
         assert max(errors.values()) < 1e-5, (name, errors)
 
 
+@pytest.mark.xdist_group("found")
 @pytest.mark.slow
 def test_nothing_overflows_if_all_cosines_are_1_or_minus_1(found):
     for name, (log_total, expected) in found["ends"].items():
         assert log_total == pytest.approx(expected, rel=1e-6), name
 
 
+@pytest.mark.xdist_group("found")
 def test_a_center_that_is_not_a_number_is_hidden_by_no_filter(found):
     assert found["hidden"] == {"inf": False, "3.2": False}
 

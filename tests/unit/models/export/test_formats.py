@@ -20,6 +20,7 @@ from tests.support.models import SMALL, write_model
 from tests.support.mxnet_files import randomize
 
 pytest.importorskip("onnxscript")
+pytestmark = pytest.mark.xdist_group("export")
 
 
 @pytest.fixture(scope="module")
