@@ -45,7 +45,7 @@ def trained(config, folder, *changes):
 
 @pytest.mark.parametrize("name", HEADS)
 def test_losses_are_those_of_the_cpu(name, describe, tmp_path):  # noqa: F811
-    config = describe(steps=6, **HEADS[name])
+    config = describe(workers=1, steps=6, **HEADS[name])
     expected = trained(config, tmp_path / "cpu")
     found = trained(config, tmp_path / "gpu", f"train.device={DEVICE}")
     assert found[:2] == pytest.approx(expected[:2], rel=1e-3)
@@ -109,7 +109,7 @@ def test_a_deterministic_run_resumes_bit_for_bit(describe, tmp_path, name, backb
         f"train.device={DEVICE}", "train.deterministic=true", "train.precision=bf16",
         f"model.backbone={backbone}", "eval.targets=[]", *layers,
     ]  # fmt: skip
-    config = describe(steps=6, checkpoint="every_steps: 2, keep: 9", **HEADS[name])
+    config = describe(workers=1, steps=6, checkpoint="every_steps: 2, keep: 9", **HEADS[name])
     command = [part for change in changes for part in ("--set", change)]
     checked(facetrain("train", "--config", config, *command, "--run-dir", tmp_path / "run"))
     expected = losses(tmp_path / "run")

@@ -10,7 +10,7 @@ from tests.support.runs import wait_for_step
 
 CONFIG = """
 run: {{name: tiny, dir: {folder}/runs}}
-data: {{train: {folder}/data, image_size: 32, workers: 1}}
+data: {{train: {folder}/data, image_size: 32, workers: {workers}}}
 model: {{backbone: iresnet, layers: [1, 1, 1, 1], widths: [8, 8, 16, 16], embedding_size: 16, dropout: {dropout}}}
 head: {{margin: {{type: {margin}, m2: 0.3, scale: 16}}, sample_rate: {sample_rate}, {head}}}
 optim: {{lr: 0.05, warmup_epochs: 0.5, accumulate: {accumulate}}}
@@ -56,7 +56,8 @@ def describe(dataset, tmp_path):
 
     def write(**options):
         path = tmp_path / "tiny.yaml"
-        values = {"dropout": 0.0, "sample_rate": 1.0, "accumulate": 1, "precision": "fp32"}
+        # Each reading process takes half a second: tests of what it does, or of how it ends, ask for one.
+        values = {"workers": 0, "dropout": 0.0, "sample_rate": 1.0, "accumulate": 1, "precision": "fp32"}
         values |= {"margin": "arcface", "head": "placement: device", "steps": 12}
         values |= {"checkpoint": "every_steps: 4, keep: 9"} | options
         text = CONFIG.format(folder=dataset, **values).replace(f"{dataset}/runs", f"{tmp_path}/runs")
@@ -72,7 +73,7 @@ def started_run(describe, tmp_path):
     processes = []
 
     def start_run(*options, site="", **described):
-        folder, config = tmp_path / "run", describe(**described)
+        folder, config = tmp_path / "run", describe(workers=1, **described)
         (tmp_path / "sitecustomize.py").write_text(site)
         process = start(
             "train", "--config", config, "--run-dir", folder, "--nproc-per-node", 2, *options,

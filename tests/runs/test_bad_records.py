@@ -20,7 +20,7 @@ def damaged(dataset, describe, tmp_path):
     """A config of a dataset three of whose images are no images."""
     shutil.copytree(dataset / "data", tmp_path / "data")
     damage_records(tmp_path / "data" / "train.rec", BAD)
-    config = describe()
+    config = describe(workers=1)
     config.write_text(config.read_text().replace(f"{dataset}/data", f"{tmp_path}/data"))
     return config
 
@@ -40,7 +40,7 @@ def test_bad_images_are_skipped_counted_and_listed_and_no_rank_waits(damaged, tm
 
 @pytest.mark.slow
 def test_a_run_stops_on_all_ranks_where_more_are_skipped_than_allowed(damaged, tmp_path):
-    allowed = ("--set", "data.bad_records=skip", "--set", "data.max_skipped=2")
+    allowed = ("--set", "data.bad_records=skip", "--set", "data.max_skipped=2", "--set", "data.workers=0")
     process = facetrain("train", "--config", damaged, *TWO_RANKS, *allowed)
     assert process.returncode == 1
     assert "images could not be read, more than data.max_skipped (2) allows" in process.stderr

@@ -53,7 +53,8 @@ def test_parts_in_the_current_folder_are_found_and_its_other_files_replace_no_mo
         "sitecustomize",
     ):  # of the standard library, of a package, of the start of Python
         (tmp_path / f"{name}.py").write_text("open('imported', 'w').close()\nraise ImportError\n")
-    command = [Path(sysconfig.get_path("scripts"), "facetrain"), "train", "--config", describe(steps=2)]
+    config = describe(workers=1, steps=2)
+    command = [Path(sysconfig.get_path("scripts"), "facetrain"), "train", "--config", config]
     command += ["--set", "head.margin={type: 'own_margin:margin'}", "--nproc-per-node", str(processes)]
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

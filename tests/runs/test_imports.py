@@ -14,7 +14,7 @@ SLOW_TO_IMPORT = {"onnx", "scipy", "sklearn", "tensorboard"}
 
 @pytest.mark.slow
 def test_a_run_imports_no_slow_package_that_it_does_not_use(describe, tmp_path):
-    command = [sys.executable, "-m", "facetrain", "train", "--config", describe(steps=2)]
+    command = [sys.executable, "-m", "facetrain", "train", "--config", describe(workers=1, steps=2)]
     every_import = environment(PYTHONPROFILEIMPORTTIME="1")
     done = subprocess.run(
         command, env=every_import, cwd=tmp_path, capture_output=True, text=True, timeout=300

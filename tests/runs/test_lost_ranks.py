@@ -144,7 +144,7 @@ def two_agents(describe, tmp_path):
         folder = tmp_path / "run"
         started.extend(
             start(
-                "train", "--config", describe(), "--run-dir", folder, *LONG, "--nproc-per-node", 1,
+                "train", "--config", describe(workers=1), "--run-dir", folder, *LONG, "--nproc-per-node", 1,
                 "--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{port}", "--set", "train.timeout_s=5", *options,
                 PYTHONPATH=f"{tmp_path}:{ROOT}",
             )
@@ -212,7 +212,8 @@ def test_a_signal_to_the_launcher_saves_and_ends_within_the_printed_time(started
 
 @pytest.mark.slow
 def test_under_torchrun_the_last_line_before_its_traceback_says_that_this_is_no_failure(describe, tmp_path):
-    command = ["--standalone", "--nproc-per-node", 2, "-m", "facetrain", "train", "--config", describe()]
+    config = describe(workers=1)
+    command = ["--standalone", "--nproc-per-node", 2, "-m", "facetrain", "train", "--config", config]
     process = start(*command, "--run-dir", tmp_path / "run", *LONG, module=TORCHRUN, new_session=True)
     try:
         wait_for_step(tmp_path / "run", 6, process)
@@ -281,7 +282,7 @@ def test_a_record_that_one_rank_cannot_read_ends_all_ranks_with_one_message(desc
     path = tmp_path / "data" / "train.rec"
     damage_records(path, (50,))
     done = facetrain(
-        "train", "--config", describe(), "--run-dir", tmp_path / "run", "--nproc-per-node", 2,
+        "train", "--config", describe(workers=1), "--run-dir", tmp_path / "run", "--nproc-per-node", 2,
         "--set", f"data.train={tmp_path / 'data'}", "--set", "train.timeout_s=60",
     )  # fmt: skip
     assert done.returncode == 2 and done.stderr.count("error:") == 1 and "Traceback" not in done.stderr

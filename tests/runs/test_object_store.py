@@ -40,7 +40,8 @@ def test_a_run_from_a_slow_failing_store_equals_one_from_the_disk_also_after_a_r
 ):
     config, settings = describe(), ["data.shuffle=blocks", f"eval.dir={dataset}/data"]
     assert training.train(load_config(config, settings), tmp_path / "disk") == 0
-    remote = [*settings, f"data.train={url}", f"data.cache={tmp_path}/cache", "data.cache_bytes=300000"]
+    cache = [f"data.cache={tmp_path}/cache", "data.cache_bytes=300000"]
+    remote = [*settings, f"data.train={url}", *cache, "data.workers=1"]
     assert training.train(load_config(config, remote), tmp_path / "store") == 0
     expected = weights(tmp_path / "disk")
     assert losses(tmp_path / "store") == losses(tmp_path / "disk")

@@ -53,7 +53,7 @@ TWO_RANKS = ("--nproc-per-node", 2)
 def test_no_command_on_one_host_listens_on_another_interface_than_loopback(
     describe, tmp_path, command, options
 ):
-    config, folder = describe(steps=4), tmp_path / "run"
+    config, folder = describe(workers=1, steps=4), tmp_path / "run"
     options = [str(each).replace("PORT", str(free_ports(1)[0])) for each in options]
     arguments = {
         "train": ("--config", config, "--run-dir", folder),

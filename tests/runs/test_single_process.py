@@ -31,7 +31,7 @@ def started(describe, tmp_path):
 
     def start_run(**options):
         process = start(
-            "train", "--config", describe(), "--run-dir", tmp_path / "run", *LONG,
+            "train", "--config", describe(workers=1), "--run-dir", tmp_path / "run", *LONG,
             "--set", "checkpoint.every_steps=100000", new_session=True, PYTHONPATH=f"{tmp_path}:{ROOT}", **options,
         )  # fmt: skip
         processes.append(process)

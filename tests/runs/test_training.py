@@ -35,7 +35,13 @@ def whole(describe, tmp_path):
 def test_a_run_leaves_its_folder_and_says_what_to_do_next(describe, tmp_path):
     process = checked(
         facetrain(
-            "train", "--config", describe(), "--set", "log.tensorboard=true", "--set", "log.report=true"
+            "train",
+            "--config",
+            describe(workers=1),
+            "--set",
+            "log.tensorboard=true",
+            "--set",
+            "log.report=true",
         )
     )
     folder = tmp_path / "runs" / "tiny"
@@ -112,7 +118,7 @@ def interrupt(folder, describe, step, options):
 @pytest.mark.parametrize(
     "options",
     [
-        {"sample_rate": 0.3, "head": "placement: host"},
+        {"sample_rate": 0.3, "head": "placement: host", "workers": 1},
         {"sample_rate": 0.3, "head": "placement: disk, momentum_dtype: int8, weight_dtype: bfloat16"},
         {"margin": "adaface"},
     ],

@@ -56,7 +56,7 @@ def wait_for_training(folder, ranks, agent, timeout_s=90):
 
 @pytest.mark.long
 def test_a_run_survives_a_cut_network_and_a_lost_host_and_takes_the_host_back(describe, tmp_path):
-    config, folder = describe(checkpoint="every_steps: 2, keep: 3"), tmp_path / "run"
+    config, folder = describe(workers=1, checkpoint="every_steps: 2, keep: 3"), tmp_path / "run"
     with two_hosts() as (first, second):
         agents = [start_agent(host, first, config, folder) for host in (first, second)]
         try:
@@ -86,7 +86,7 @@ def test_a_run_survives_a_cut_network_and_a_lost_host_and_takes_the_host_back(de
 
 @pytest.mark.slow
 def test_two_hosts_train_where_the_name_of_each_leads_to_its_loopback_interface(describe, tmp_path):
-    config, folder = describe(steps=3), tmp_path / "run"
+    config, folder = describe(workers=1, steps=3), tmp_path / "run"
     with two_hosts() as (first, second):
         # As the installers of Debian and Ubuntu write it.
         names = [[("127.0.1.1", "node0")], [(first.address, "node0"), ("127.0.1.1", "node1")]]
