@@ -138,11 +138,8 @@ def test_own_parts_train_resume_bit_for_bit_and_run_for_others_only_if_they_are_
     checked(facetrain("resume", home / "run", "--checkpoint", 4, "--allow-code", cwd=home))
     assert (home / "run" / "model.safetensors").read_bytes() == expected
     checked(facetrain("--allow-code", "eval", home / "run", "--target", "val", cwd=home))
-    checked(
-        facetrain(
-            "export", home / "run", "--format", "onnx", "--output", home / "m.onnx", "--allow-code", cwd=home
-        )
-    )
+    export = ["export", home / "run", "--opset", 17, "--output", home / "m.onnx"]  # by the faster exporter
+    checked(facetrain(*export, "--allow-code", cwd=home))
     # A changed source is another run, and perhaps another network.
     (home / "own_faces" / "parts.py").write_text(SOURCE.replace("+ m)", "+ 2 * m)"))
     evaluate = ["eval", home / "run", "--target", "val", "--allow-code", "--bootstrap", 0]
