@@ -1,6 +1,6 @@
 """Compiles the head's Triton kernels for GPUs without a GPU, and prints what the assembler reports.
 
-The argument is `softmax` or `updates`.
+The arguments are `softmax` or `updates`, and compute capabilities such as 90.
 """
 
 import json
@@ -92,7 +92,7 @@ UPDATES = {
 """Storage of the centers' update; bfloat16 is passed as int16."""
 
 
-def softmaxes() -> dict[str, Counts]:
+def softmaxes(capabilities: Iterable[int]) -> dict[str, Counts]:
     """Compile with bfloat16 factors and the options with which the head launches the kernel on that device."""
     types = dict.fromkeys(("exponential", "embedding", "center"), "*bf16") | {"limit": "fp32"}
     types |= dict.fromkeys(("sums", "inverse_norm"), "*fp32") | {"position": "*i64"}
@@ -108,11 +108,11 @@ def softmaxes() -> dict[str, Counts]:
             aligned=("stride",), num_warps=softmax._WARPS, num_stages=softmax._STAGES,
         )
         for results, filtered in ((both[:1], False), (both[1:], False), (both, False), (both, True))
-        for capability in SHARED_BYTES
+        for capability in capabilities
     }  # fmt: skip
 
 
-def updates() -> dict[str, Counts]:
+def updates(capabilities: Iterable[int]) -> dict[str, Counts]:
     """Compile the centers' update for embeddings of 512 numbers."""
     constants = {
         "D": 512, "N": 1, "B": 4, "W": 128, "has_momentum": True, "has_index": False, "is_unfinished": True,
@@ -124,9 +124,10 @@ def updates() -> dict[str, Counts]:
             constants | {"has_index": "has_index" in options}, capability, num_warps=update._WARPS,
         )
         for name, options in UPDATES.items()
-        for capability in SHARED_BYTES
+        for capability in capabilities
     }  # fmt: skip
 
 
 if __name__ == "__main__":
-    print(json.dumps({"softmax": softmaxes, "updates": updates}[sys.argv[1]]()))
+    compile_all = {"softmax": softmaxes, "updates": updates}[sys.argv[1]]
+    print(json.dumps(compile_all([int(capability) for capability in sys.argv[2:]])))

@@ -31,9 +31,12 @@ def test_the_update_equals_sgd_in_float64_and_rounds_like_the_torch_operations(f
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("compiled", ["updates"], indirect=True)
+@pytest.mark.parametrize(
+    "compiled",
+    ["updates 90 120", pytest.param("updates 80 86 89 100", marks=pytest.mark.long)],
+    indirect=True,
+)
 def test_the_update_compiles_without_spilling_to_wide_accesses_for_each_generation_of_gpus(compiled):
-    assert len(compiled) == 24
     for name, found in compiled.items():
         assert found["spilled_bytes"] == 0 and found["registers"] <= 96, (name, found)
         # 16 bytes at a time: half of the gradient, center and momentum of a thread's numbers, and their results.

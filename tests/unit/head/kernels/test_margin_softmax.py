@@ -33,9 +33,12 @@ def test_a_center_that_is_not_a_number_is_hidden_by_no_filter(found):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("compiled", ["softmax"], indirect=True)
+@pytest.mark.parametrize(
+    "compiled",
+    ["softmax 86 90 100 120", pytest.param("softmax 80 89", marks=pytest.mark.long)],
+    indirect=True,
+)
 def test_the_kernels_compile_to_tensor_core_code_without_spilling_for_each_generation_of_gpus(compiled):
-    assert len(compiled) == 24
     for name, found in compiled.items():
         # A filter is rare: one kernel may be slower with it.
         most = 512 if "filter" in name else 0

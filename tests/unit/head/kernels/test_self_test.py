@@ -11,9 +11,12 @@ from tests.support.command import ROOT, environment
 SELF_TEST = """
 import torch, facetrain.head.partial_fc as head
 from facetrain.head.kernels import center_update, margin_softmax
+from facetrain.training import kernel_self_test
 from facetrain.training.kernel_self_test import KernelWork, check_head
-# The interpreter takes as long for a small tile as for a large one.
+# The interpreter takes as long for a small tile as for a large one. Small chunks have one tile of columns, a whole one
+# has two.
 margin_softmax._CENTERS, center_update._TILE = 64, 64 * 128
+kernel_self_test._CHUNK = 40
 head.fused_chunks_available = lambda _, margin, dtype: dtype is not None
 head.one_pass_available = lambda *_: True
 print([check_head(torch.device("cpu"), KernelWork(72, 137, 170))])
