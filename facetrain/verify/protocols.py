@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -201,11 +202,11 @@ def _search_galleries(
     ids = dense_ids(all_subjects.tolist())
     probe_subject, start, searches = ids[: len(probes.subject)], len(probes.subject), []
     probe_TD = unit_TD[np.searchsorted(template, probes.template)]
-    for gallery in galleries.values():
+    for name, gallery in galleries.items():
         subject = ids[start : start + len(gallery.subject)]
         start += len(gallery.subject)
         entries = entry_TD[np.searchsorted(template, gallery.template)]
-        searches.append(search(probe_TD, probe_subject, entries, subject))
+        searches.append(replace(search(probe_TD, probe_subject, entries, subject), gallery=name))
     return searches, int(probe_subject.max()) + 1
 
 

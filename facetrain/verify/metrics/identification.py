@@ -49,6 +49,8 @@ class Search:
     """Similarity of the best entry of another person, float (Q,)."""
     entries: int
     """Number of entries of the gallery."""
+    gallery: str = ""
+    """Name of the gallery, if there are several."""
 
     @property
     def curve(self) -> Roc | None:
@@ -136,10 +138,11 @@ def identification_result(
 ) -> Result:
     """Return `rankK` for each rank and `tpir@FPIR` for each of `FPIRS`, with their intervals.
 
-    With several galleries (IJB has two), each metric is the mean over the galleries, and the curve belongs to
-    the first one. `subjects` is the number of subject ids of the probes; the bootstrap draws probes by subject and
-    keeps the galleries. Rank-k rates rest on the subjects with a mate; TPIRs, whose thresholds follow from the nonmated
-    probes, on those of the kind of probes that fewer subjects have, as metrics of both kinds of pairs do.
+    With several galleries (IJB has two), each metric is the mean over the galleries, and each gallery has a curve: a
+    mean of two curves would have no threshold. `subjects` is the number of subject ids of the probes; the bootstrap
+    draws probes by subject and keeps the galleries. Rank-k rates rest on the subjects with a mate; TPIRs, whose
+    thresholds follow from the nonmated probes, on those of the kind of probes that fewer subjects have, as metrics of
+    both kinds of pairs do.
     """
     counts: dict[str, float | None] = {"probes": float(len(searches[0].subject_Q))}
     result = Result("identification", counts, subjects=subjects)
@@ -148,9 +151,10 @@ def identification_result(
     curves = [curve for search in searches if (curve := search.curve) is not None]
     for fpir in FPIRS:
         _add_tpir(result, searches, curves, fpir)
-    if len(curves) == len(searches):
-        # The curve of one gallery: a mean of two curves would have no threshold.
-        result.curve, result.gallery_curves = curves[0], curves
+    if len(curves) == len(searches) == 1:
+        (result.curve,) = curves
+    elif len(curves) == len(searches):
+        result.gallery_curves = dict(zip((search.gallery for search in searches), curves, strict=True))
     ranks = _add_ranks(result, searches)
     mated = len(np.unique(np.concatenate([search.subject_Q[search.mated_Q] for search in searches])))
     replicate = _bootstrap_searches(searches, subjects, ranks, result, draws)

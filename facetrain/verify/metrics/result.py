@@ -80,8 +80,8 @@ class Result:
     `slices` for the groups and the error-versus-discard curves."""
     curve: Roc | None = None
     """Exact ROC; its thresholds are scores."""
-    gallery_curves: list[Roc] = field(default_factory=list, repr=False)
-    """ROC of each gallery of a search, if all have one. The metrics are means over them. Not in the JSON."""
+    gallery_curves: dict[str, Roc] = field(default_factory=dict, repr=False)
+    """ROC of each gallery of a search in several, by its name, if all have one: the metrics are means over them."""
     grid: GridRoc | None = None
     """ROC on the threshold grid of the published code."""
     folds: FoldAccuracy | None = None
@@ -139,11 +139,12 @@ class Result:
     @property
     def fewest_impostors(self) -> int:
         """Number of impostor pairs, 0 without a curve; of a search, the fewest nonmated probes that a gallery has."""
-        return min((curve.impostors for curve in self._limiting_curves), default=0)
+        return min((curve.impostors for curve in self.curves.values()), default=0)
 
     @property
-    def _limiting_curves(self) -> list[Roc]:
-        return self.gallery_curves or ([self.curve] if self.curve else [])
+    def curves(self) -> dict[str, Roc]:
+        """The ROCs by the name of the gallery, which is empty if there is only one; without a ROC none."""
+        return self.gallery_curves or ({"": self.curve} if self.curve else {})
 
     @property
     def lowest_rates(self) -> dict[str, float | None]:
@@ -168,10 +169,10 @@ class Result:
         if metric in _ACCURACIES:
             return self._same_answer
         name, _, limit = metric.partition("@")
-        if name not in ("tar", "tpir") or not self._limiting_curves:
+        if name not in ("tar", "tpir") or not self.curves:
             return ""
         # Those of the threshold: with equal scores they can be far fewer than the limit allows.
-        accepts = min(round(far_at(curve, float(limit)) * curve.impostors) for curve in self._limiting_curves)
+        accepts = min(round(far_at(curve, float(limit)) * curve.impostors) for curve in self.curves.values())
         return few_errors(accepts, "false accept")
 
     @property
@@ -197,6 +198,7 @@ class Result:
             "thresholds": self.threshold,
             "subjects": self.subjects,
             "curve": thin_curve(self.curve) if self.curve else None,
+            "gallery_curves": {name: thin_curve(curve) for name, curve in self.gallery_curves.items()},
             "grid": _lists(self.grid),
             "folds": _lists(self.folds),
             "histogram": _lists(self.histogram),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,8 +30,8 @@ def result_figures(
     from matplotlib.figure import Figure
 
     drawers: dict[str, tuple[object, Callable[[Any, Result, Result | None, tuple[str, str]], None]]] = {
-        "roc": (result.curve, _draw_roc),
-        "det": (result.curve, _draw_det),
+        "roc": (result.curves, _draw_roc),
+        "det": (result.curves, _draw_det),
         "scores": (result.histogram, _draw_scores),
         "discard": (result.discards, _draw_discards),
     }
@@ -56,13 +57,18 @@ def result_figures(
 def _curves(
     result: Result, other: Result | None, names: tuple[str, str]
 ) -> list[tuple[dict[str, list[float]], dict[str, str]]]:
-    """Return the points of the curve of one or two models, and their style; a single curve needs no label."""
-    assert result.curve is not None
-    if other is None or other.curve is None:
-        return [(thin_curve(result.curve), {"color": _GENUINE})]
+    """Return the points of the curves of one or two models, and their style; a single curve needs no label."""
+    models = [(names[0], _GENUINE, result)]
+    if other is not None and other.curves:
+        models.append((names[1], _IMPOSTOR, other))
+    curves = [
+        (curve, color, [name] * (len(models) > 1) + [gallery] * (gallery != ""))
+        for name, color, model in models
+        for gallery, curve in model.curves.items()
+    ]
     return [
-        (thin_curve(result.curve), {"color": _GENUINE, "label": curve_label(names[0])}),
-        (thin_curve(other.curve), {"color": _IMPOSTOR, "label": curve_label(names[1]), "linestyle": "--"}),
+        (thin_curve(curve), {"color": color, "linestyle": line, "label": curve_label(", ".join(parts))})
+        for (curve, color, parts), line in zip(curves, cycle(("-", "--", "-.", ":")), strict=False)
     ]
 
 
@@ -77,8 +83,7 @@ def _rate_names(result: Result) -> tuple[str, str, str]:
 
 def _min_far(result: Result) -> float:
     """Return the left end of the FAR axis: the smallest rate that the set can measure, at most 0.1."""
-    assert result.curve is not None
-    return 1 / max(result.curve.impostors, 10)
+    return 1 / max(result.fewest_impostors, 10)
 
 
 def _draw_roc(axes: Any, result: Result, other: Result | None, names: tuple[str, str]) -> None:

@@ -145,7 +145,8 @@ def test_the_gallery_with_the_fewest_nonmated_probes_decides_what_a_search_can_s
         mated = np.arange(nonmated + 20) < 20
         other = np.where(np.arange(nonmated + 20) < 20 + alarms, 0.5, 0.0)
         mate = np.where(mated, 0.4, -np.inf)
-        return Search(np.arange(nonmated + 20), mated, np.zeros(len(mated), int), mate, other, 100)
+        ranks = np.zeros(len(mated), int)
+        return Search(np.arange(nonmated + 20), mated, ranks, mate, other, 100, f"of {nonmated}")
 
     large, small = gallery(5000, 40), gallery(120, 1)
     for searches in ([large, small], [small, large]):

@@ -76,6 +76,18 @@ def test_roc_and_det_show_the_other_model_and_no_legend_covers_the_data(found):
             assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
 
 
+def test_the_curves_of_several_galleries_are_named(found):
+    one = found.results["lfw"]
+    result = replace(
+        one, protocol="identification", curve=None, gallery_curves={"G1": one.curve, "G2": one.curve}
+    )
+    labels = ["new.onnx, G1", "new.onnx, G2", "old.onnx, G1", "old.onnx, G2"]
+    for name in ("roc", "det"):
+        assert labels_of(result_figures(result)[name])[:2] == ["G1", "G2"]
+        assert labels_of(result_figures(result, result, ("new.onnx", "old.onnx"))[name])[:4] == labels
+    assert result.as_json()["gallery_curves"]["G2"] == one.as_json()["curve"]
+
+
 @pytest.mark.slow
 def test_unusual_names_are_shown_as_they_are_and_end_no_report(found, tmp_path):
     result = found.results["lfw"]
