@@ -17,6 +17,7 @@ from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import ModelError, UsageError
 from facetrain.models.embedding_model import EmbeddingModel, open_model
+from facetrain.models.onnx_network import OnnxNetwork
 from facetrain.progress import ProgressCallback
 from facetrain.verify.metrics.result import Result
 from facetrain.verify.model_results import ModelResults
@@ -109,11 +110,20 @@ def evaluate(
                 results |= evaluate_set(target, embedder, options, tables.get(name), gallery=gallery)
             return results
 
-        compared = None if other is None else (other.description, embedder_of(other))
+        def precision_of(opened: EmbeddingModel) -> str:
+            if isinstance(opened.network, OnnxNetwork):
+                return "the number formats of the file"
+            return "bf16" if inference.bf16 else float32_name(world.device)
+
+        compared = (
+            None if other is None else (f"{other.description}, in {precision_of(other)}", embedder_of(other))
+        )
         with evaluation_mode(opened.network):  # an open model of the caller may be in training mode
             results = evaluate_sets(embedder_of(opened), None if gallery is None else embedder_of(gallery))
-        description = opened.description + (f", gallery by {gallery.description}" if gallery else "")
-        precision = "bf16" if inference.bf16 else float32_name(world.device)
+        description, precision = opened.description, precision_of(opened)
+        if gallery:
+            description += f", gallery by {gallery.description}"
+            precision += f", gallery in {precision_of(gallery)}"
         evaluation = ModelResults(description, results, sets, world.is_leader, precision)
         if compared is not None:
             against_model, embedder = compared

@@ -23,9 +23,10 @@ class ModelResults:
     is_leader: bool
     """True on the rank that has the results."""
     precision: str = "fp32"
-    """Precision of the networks: fp32, on GPUs maybe with TF32, or bf16; empty without a network."""
+    """Precision of the networks: fp32, on GPUs maybe with TF32, bf16, or that of an ONNX file; empty without a network.
+    """
     against: str = ""
-    """Description of the other model; empty without one."""
+    """Description of the other model with its precision; empty without one."""
     other_results: dict[str, Result] = field(default_factory=dict)
     """Results of the other model by set, for the figures."""
     differences: dict[str, dict[str, Difference]] = field(default_factory=dict)

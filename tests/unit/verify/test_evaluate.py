@@ -101,6 +101,27 @@ def test_the_other_ranks_wait_for_hours_while_the_leader_computes_metrics(model,
     assert waits[0] >= 12 * 3600
 
 
+def test_the_precision_of_an_onnx_file_is_its_own(model, tmp_path):
+    onnx = pytest.importorskip("onnx")
+    image, embedding = (
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+        for name, shape in (("image", ["batch", 3, 32, 32]), ("embedding", ["batch", 3072]))
+    )
+    node = onnx.helper.make_node("Flatten", ["image"], ["embedding"])
+    graph = onnx.helper.make_graph([node], "g", [image], [embedding])
+    opsets = [onnx.helper.make_opsetid("", 17)]
+    onnx.save(onnx.helper.make_model(graph, ir_version=8, opset_imports=opsets), tmp_path / "m.onnx")
+    write_bin(tmp_path / "pairs.bin", IMAGES, [number % 2 == 0 for number in range(PAIRS)])
+    options = {"options": EvaluationOptions(bootstrap=39), "inference": CPU}
+    found = evaluate(model, ["pairs"], tmp_path, against=tmp_path / "m.onnx", **options)
+    assert found.precision == "fp32" and found.against.endswith(", in the number formats of the file")
+    found = evaluate(tmp_path / "m.onnx", ["pairs"], tmp_path, gallery_model=tmp_path / "m.onnx", **options)
+    assert found.precision == "the number formats of the file, gallery in the number formats of the file"
+    assert evaluate(tmp_path / "m.onnx", ["pairs"], tmp_path, against=model, **options).against.endswith(
+        "in fp32"
+    )
+
+
 def test_the_embedding_size_of_a_network_that_does_not_state_it_is_found(model, tmp_path):
     write_bin(tmp_path / "pairs.bin", IMAGES, [number % 2 == 0 for number in range(PAIRS)])
     write_model(tmp_path / "other.safetensors", options=SMALL | {"embedding_size": 8})
