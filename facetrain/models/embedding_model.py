@@ -21,6 +21,7 @@ from facetrain.backbone.zoo import build_backbone, build_on_meta
 from facetrain.errors import ConfigError, ModelError
 from facetrain.files import error_reason
 from facetrain.models.identify_backbone import identify_backbone
+from facetrain.models.model_file import STEP_KEY
 from facetrain.models.mxnet_network import open_mxnet
 from facetrain.models.onnx_network import open_onnx
 from facetrain.models.preprocessing import (
@@ -133,15 +134,20 @@ def _build_model(
         backbone = build_backbone(name, **options)
     load_weights_into(backbone, weights, origin)
     parameters = sum(parameter.numel() for parameter in backbone.parameters())
-    origin_program = description.get(ORIGIN_KEY)
     return EmbeddingModel(
         backbone.eval().to(device),
         options.get("image_size", DEFAULT_IMAGE_SIZE),
         backbone.embedding_size,
         prepare_of(stated),
-        f"{name}, {parameters:,} parameters" + (f" ({origin_program})" if origin_program else ""),
+        f"{name}, {parameters:,} parameters{_origin_of(description)}",
         description,
     )
+
+
+def _origin_of(metadata: dict[str, Any]) -> str:
+    """Return the step of the weights and the program that wrote them, for the description, as far as they are known."""
+    step, program = metadata.get(STEP_KEY), metadata.get(ORIGIN_KEY)
+    return (f", step {step:,}" if isinstance(step, int) else "") + (f" ({program})" if program else "")
 
 
 def _check_options(options: dict[str, Any], num_weights: int) -> None:
@@ -169,7 +175,7 @@ def _open_onnx(path: Path) -> EmbeddingModel:
         network.image_size,
         network.embedding_size,
         uint8_pixels if network.from_pixels else prepare_of(given),
-        f"ONNX, {path.name}, takes {takes}",
+        f"ONNX, {path.name}, takes {takes}{_origin_of(metadata)}",
         metadata,
     )
 

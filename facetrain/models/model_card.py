@@ -126,7 +126,10 @@ def _results(results: Mapping[str, Any]) -> Iterator[str]:
     for name, found in results.items():
         sizes = ", ".join(f"{found[size]:,.0f} {size}" for size in _SIZES if found.get(size) is not None)
         yield f"- {escape_markdown(name)}: {sizes}"
-    yield "\nThe intervals are 95 % bootstrap intervals over subjects.\n"
+    yield (
+        "\nEach embedding is the sum of those of an image and its mirror image, except for accuracy_no_flip. The "
+        "intervals are 95 % bootstrap intervals over subjects.\n"
+    )
     yield "| set | metric | value | 95 % interval |"
     yield "|---|---|---|---|"
     for name, found in results.items():

@@ -17,6 +17,7 @@ from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import ModelError, UsageError
 from facetrain.models.embedding_model import EmbeddingModel, open_model
+from facetrain.models.model_file import STEP_KEY
 from facetrain.models.onnx_network import OnnxNetwork
 from facetrain.progress import ProgressCallback
 from facetrain.verify.metrics.result import Result
@@ -124,7 +125,9 @@ def evaluate(
         if gallery:
             description += f", gallery by {gallery.description}"
             precision += f", gallery in {precision_of(gallery)}"
-        evaluation = ModelResults(description, results, sets, world.is_leader, precision)
+        evaluation = ModelResults(
+            description, results, sets, world.is_leader, precision, options, opened.metadata.get(STEP_KEY)
+        )
         if compared is not None:
             against_model, embedder = compared
             return evaluation.compared_with(against_model, evaluate_sets(embedder))
@@ -155,7 +158,7 @@ def evaluate_scores(
     name = scores.stem
     warn_of_faults(name, table.scored.same_P)
     result = scores_result(table.scored, table.columns, options, table.quality, table.sides)
-    evaluation = ModelResults(f"scores of {scores}", {name: result}, {}, is_leader=True, precision="")
+    evaluation = ModelResults(f"scores of {scores}", {name: result}, {}, True, "", options)
     if against is None:
         return evaluation
     other = scores_of_same_pairs(table, read_scores(against))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from facetrain.verify.metrics.result import Result
 from facetrain.verify.model_comparison import Difference, compare_results
+from facetrain.verify.protocol_options import EvaluationOptions
 from facetrain.verify.sets.open_sets import AnySet
 
 
@@ -25,6 +26,10 @@ class ModelResults:
     precision: str = "fp32"
     """Precision of the networks: fp32, on GPUs maybe with TF32, bf16, or that of an ONNX file; empty without a network.
     """
+    options: EvaluationOptions = field(default_factory=EvaluationOptions)
+    """Options of the protocols."""
+    step: int | None = None
+    """Number of training steps of the weights, if the file of the model has it."""
     against: str = ""
     """Description of the other model with its precision; empty without one."""
     other_results: dict[str, Result] = field(default_factory=dict)
@@ -41,7 +46,9 @@ class ModelResults:
         """Return all metrics of all sets."""
         content: dict[str, Any] = {
             "description": self.description,
+            "step": self.step,
             "precision": self.precision,
+            "options": asdict(self.options),
             "sets": {name: result.as_json() for name, result in self.results.items()},
         }
         if self.against:

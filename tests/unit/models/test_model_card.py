@@ -71,6 +71,8 @@ def test_a_card_states_on_how_much_its_results_rest():
         "- lfw: 6,000 pairs, 3,000 genuine, 4,281 subjects",
         "- lfw, sex = f: 1,200 pairs, fmr 2.0e-07 (0.000% to 3.0e-06), fnmr –",
         f"- lfw, tar@1e-02: {rests}.",
+        "Each embedding is the sum of those of an image and its mirror image, except for accuracy_no_flip. The "
+        "intervals are 95 % bootstrap intervals over subjects.",
         f"- lfw is too small for tar@1e-03: it {lacks}.",
     ):
         assert line in lines

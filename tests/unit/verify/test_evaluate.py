@@ -101,6 +101,17 @@ def test_the_other_ranks_wait_for_hours_while_the_leader_computes_metrics(model,
     assert waits[0] >= 12 * 3600
 
 
+def test_the_json_has_what_the_numbers_depend_on(tmp_path):
+    write_model(tmp_path / "m.safetensors", step=20_000)
+    write_bin(tmp_path / "pairs.bin", IMAGES, [number % 2 == 0 for number in range(PAIRS)])
+    options = EvaluationOptions(slice_fmr=0.1, bootstrap=0, seed=3, flip=False)
+    found = evaluate(
+        tmp_path / "m.safetensors", ["pairs"], tmp_path, options=options, inference=CPU
+    ).as_json()
+    assert found["step"] == 20_000 and found["description"].endswith(", step 20,000")
+    assert found["options"] == {"slice_fmr": 0.1, "bootstrap": 0, "seed": 3, "flip": False}
+
+
 def test_the_precision_of_an_onnx_file_is_its_own(model, tmp_path):
     onnx = pytest.importorskip("onnx")
     image, embedding = (
