@@ -49,7 +49,9 @@ def add_slices(
         return
     curve = result.curve
     if curve is None or (fmr is not None and not can_measure(curve.impostors, fmr)):
-        name = "slices" if fmr is None else f"slices@{fmr:.0e}"
+        name = "slices"
+        if fmr is not None:  # with all its digits, like tar@1e-04
+            name += f"@{np.format_float_scientific(fmr, trim='-', exp_digits=2)}"
         result.metrics[name] = None
         result.needs[name] = (
             NEEDS_BOTH_KINDS if curve is None or fmr is None else needed_impostors(curve, fmr)

@@ -128,6 +128,7 @@ def test_slices_at_an_fmr_that_the_impostor_pairs_cannot_show_are_left_out(tmp_p
     assert not result.groups and not result.discards and result.metrics["slices@1e-09"] is None
     other = evaluated(path, columns, slice_fmr=1e-4)
     assert {"slices@1e-04", "tar@1e-04"} <= other.needs.keys()
+    assert "slices@1.5e-09" in evaluated(path, columns, slice_fmr=1.5e-9).needs
     lines = [line for line in format_evaluation(found) if f"impostor pairs; there are {impostors:,}" in line]
     assert len(lines) == 1 and lines[0].endswith("slices@1e-09"), (
         "one line for all rates that the set cannot show"
