@@ -35,10 +35,12 @@ class WeightsAndBiases:
         except (wandb.errors.UsageError, wandb.errors.AuthenticationError) as error:
             reason = str(error).removesuffix(".")
             raise UsageError(f"log.sinks: wandb: {reason}, or set WANDB_MODE=offline") from error
+        self._run.define_metric("*", step_metric="step")
 
     def write(self, step: int, values: dict[str, Any]) -> None:
-        """Write the numbers of a step. W&B drops steps that it has: after a resume they are the same numbers."""
-        self._run.log(values, step=step)
+        """Write the numbers of a step."""
+        # As a number: W&B drops what comes with an earlier step of its own, and a run may go back.
+        self._run.log({"step": step} | values)
 
     def close(self) -> None:
         """Wait until everything is written, or uploaded."""
