@@ -42,7 +42,7 @@ from facetrain.head.class_chunk import (
 )
 from facetrain.head.class_shard import row_pieces, shard_classes
 from facetrain.head.expectations import Expectations
-from facetrain.head.margins.function_margin import MarginLike, make_margin
+from facetrain.head.margins.function_margin import FunctionMargin, MarginLike, make_margin
 from facetrain.head.row_file import Layout
 from facetrain.head.row_optimizer import CenterUpdate, RowOptimizer, moment_layout, one_pass_available
 from facetrain.head.sampling import ClassSampler, SampledClasses, Stage
@@ -218,6 +218,12 @@ class PartialFC(BaseHead):
         """Compute with PyTorch's operations from now on: the kernels do not work on this machine."""
         # Both, whichever of them has failed: the self-test is one of whole steps.
         self.chunk_type, self._optimizer.one_pass = None, False
+
+    def train(self, mode: bool = True) -> PartialFC:
+        """Train, or evaluate: then margins keep their running averages."""
+        if isinstance(self.margin, FunctionMargin):
+            self.margin.train(mode)
+        return super().train(mode)
 
     def with_classes(self, num_classes: int) -> PartialFC:
         """Return a new head that computes as this one, with other classes and the centers on the device."""

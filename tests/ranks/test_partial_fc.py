@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import facetrain
+from facetrain.distributed import collectives
 from facetrain.head.dense import dense_loss
 from tests.support.dense_head import sample_classes
 from tests.support.heads import make_net
@@ -69,6 +70,36 @@ def train_plainly(rate):
         optimizer.step()
         losses.append(loss.item())
     return losses, net.state_dict(), weight.detach()
+
+
+class Follows(nn.Module):
+    """CosFace whose margin follows the cosines of the global batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, cos_G):
+        self.mean.lerp_(cos_G.detach().mean(), 0.1)
+        return cos_G - 0.4 - self.mean
+
+
+def losses_of_a_module():
+    rank, size = collectives.rank(), collectives.world_size()
+    head = facetrain.PartialFC(Follows(), SIZE, CLASSES, seed=3).double()
+    losses = []
+    for step in range(3):
+        image, label = batch(step)
+        mine = slice(rank * BATCH // size, (rank + 1) * BATCH // size)
+        losses.append(head(image[mine] @ torch.eye(5, SIZE, dtype=torch.float64), label[mine]).item())
+    return losses, head.margin.state()
+
+
+def test_the_buffers_of_a_margin_are_the_same_on_all_ranks():
+    expected, state = losses_of_a_module()
+    for losses, found in run_ranks(2, losses_of_a_module):
+        assert losses == pytest.approx(expected, rel=1e-9)
+        torch.testing.assert_close(found, state)
 
 
 @pytest.mark.parametrize(("world_size", "of_group"), [(2, 2), (3, 3), (3, 2)])

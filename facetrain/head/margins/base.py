@@ -14,7 +14,7 @@ the negatives, stay unless a margin's docstring describes a change.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ class Margin:
     """The formula contains the norms of the embeddings, so each rank sends them along with its embeddings.
 
     True for every subclass with a `penalty`."""
-    needs_all_target_cosines: ClassVar[bool] = False
+    needs_all_target_cosines: bool = False
     """The formula contains the target cosines of the whole batch, so all ranks exchange them."""
 
     def __init__(self, *, scale: float = 64.0, filter_threshold: float = 0.0, seed: int = 0) -> None:

@@ -27,7 +27,7 @@ class CurricularFace(Margin):
     start of training, and more as t grows.
     """
 
-    needs_all_target_cosines: ClassVar[bool] = True
+    needs_all_target_cosines = True
     average: ClassVar[float] = 0.01
     """Weight of a batch in t."""
 

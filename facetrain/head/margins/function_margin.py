@@ -26,7 +26,8 @@ MarginLike = str | Callable[..., Any] | Margin
 class FunctionMargin(Margin):
     """Margin whose target cosines a function returns: f(cos_G), or f(cos_G, norm_G) for one with a second argument.
 
-    A second argument with a default is an option, and gets no norms.
+    A second argument with a default is an option, and gets no norms. The function may be a module with buffers, which
+    are then saved with the head and follow it.
     """
 
     def __init__(self, function: Callable[..., Tensor], options: Mapping[str, Any], **common: Any) -> None:
@@ -38,6 +39,9 @@ class FunctionMargin(Margin):
         super().__init__(**common)
         self.name = name_of(function)
         self._function = partial(function, **options)
+        self._module = function if isinstance(function, nn.Module) else None
+        # Buffers that it computes from the cosines must be the same on all ranks.
+        self.needs_all_target_cosines = bool(self.state())
         positional = [each for each in _positional(function) if each.name not in options]
         if len(positional) > 1 and positional[1].default is None:
             raise TypeError(
@@ -46,9 +50,20 @@ class FunctionMargin(Margin):
             )
         self.needs_norms = sum(each.default is each.empty for each in positional) > 1
         # Or the first step would find it.
-        inspect.signature(function).bind(*["cosines", "norms"][: 1 + self.needs_norms], **options)
+        _signature(function).bind(*["cosines", "norms"][: 1 + self.needs_norms], **options)
+
+    def train(self, mode: bool) -> None:
+        """Let a module train, or evaluate."""
+        if self._module is not None:
+            self._module.train(mode)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the buffers of a module."""
+        return {} if self._module is None else dict(self._module.named_buffers())
 
     def target(self, cos_G: Tensor, norm_G: Tensor | None) -> Tensor:
+        if self._module is not None and any(each.device != cos_G.device for each in self.state().values()):
+            self._module.to(cos_G.device)
         return self._function(cos_G, norm_G) if self.needs_norms else self._function(cos_G)
 
 
@@ -106,7 +121,7 @@ def own_margin(
             f"the margin {name_of(part)} has parameters, which would get no gradient: the head differentiates a margin "
             "by the cosines and the norms alone; make them buffers or numbers"
         )
-    if isinstance(part, nn.Module) and [each.name for each in _positional(part.forward)][1:] == ["labels"]:
+    if isinstance(part, nn.Module) and [each.name for each in _positional(part)][1:] == ["labels"]:
         return _of_logits(part)
     return _made(part, options, common, ForeignMargin)
 
@@ -152,4 +167,9 @@ def _of_logits(module: Any) -> Margin:
 def _positional(function: Callable[..., Any]) -> list[inspect.Parameter]:
     """Return the arguments that a caller may give by position."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [each for each in inspect.signature(function).parameters.values() if each.kind in kinds]
+    return [each for each in _signature(function).parameters.values() if each.kind in kinds]
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    # `__call__` of a module takes any arguments.
+    return inspect.signature(function.forward if isinstance(function, nn.Module) else function)

@@ -183,7 +183,7 @@ def test_an_own_margin_without_a_gradient_is_refused():
 
 def test_messages_name_a_module_by_its_class():
     class NoArgument(torch.nn.Module):
-        def __call__(self):
+        def forward(self):
             return 0
 
     with pytest.raises(UsageError, match="^the margin GLU maps 4 samples to "):

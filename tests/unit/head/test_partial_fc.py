@@ -269,6 +269,31 @@ def test_a_margin_whose_state_appears_with_the_first_batch_is_refused():
         small_head(Late)(*batch())
 
 
+class Follows(nn.Module):
+    """CosFace whose margin follows the cosines: a module with a buffer, which it changes in training."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, cos_G, norm_G):
+        if self.training:
+            self.mean.lerp_(cos_G.detach().mean(), 0.1)
+        return cos_G - 0.4 - self.mean + 0 * norm_G
+
+
+def test_a_margin_that_is_a_module_gets_norms_and_is_saved_and_evaluated_with_the_head():
+    head, loaded = small_head(Follows()), small_head(Follows())
+    for step in range(3):
+        head(*batch(step))
+    loaded.load_state_dict(head.state_dict())
+    losses = [each.eval()(*batch(3)) for each in (head, head, loaded, head.train().eval())]
+    assert all(torch.equal(loss, losses[0]) for loss in losses)
+    assert head.margin.state()["mean"] and torch.equal(
+        *(each.margin.state()["mean"] for each in (head, loaded))
+    )
+
+
 def test_expectations_without_the_update_that_saves_them_are_refused():
     with pytest.raises(UsageError, match="`update`"):
         small_head(stages=[Stage(0, 1.0, "moving")])
