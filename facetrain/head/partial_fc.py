@@ -484,6 +484,9 @@ class PartialFC(BaseHead):
     def join_state_dicts(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the `state_dict` of all classes from those of all ranks; any number of ranks can load it.
 
+        Those of arcface_torch's `PartialFC_V2` do not have the place of their rows: give them in the order of the
+        ranks.
+
         Raises:
             UsageError: classes are missing, or a rank is there twice.
         """

@@ -53,7 +53,11 @@ def _take_rows(head: Any, state: dict[str, Any], prefix: str, metadata: dict[str
 
 def join(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the `state_dict` of all classes from those of all ranks, see `PartialFC.join_state_dicts`."""
-    parts = sorted(states, key=lambda state: state[_EXTRA]["first_class"])
+    parts = list(states)
+    if parts and not any(_EXTRA in part for part in parts):
+        # arcface_torch's PartialFC_V2 saves the weight alone.
+        return {_WEIGHT: torch.cat([part[_WEIGHT] for part in parts])}
+    parts.sort(key=lambda state: state[_EXTRA]["first_class"])
     stop = 0
     for part in parts:
         if part[_EXTRA]["first_class"] != stop:

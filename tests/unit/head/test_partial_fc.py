@@ -654,6 +654,14 @@ def test_states_of_some_ranks_only_or_of_other_classes_are_refused():
         small_head(num_classes=24).load_state_dict(joined)
 
 
+def test_states_of_arcface_torch_are_joined_in_their_order():
+    parts = [{"weight": torch.randn(size, SIZE).double()} for size in (12, 11)]
+    head = small_head(place=(1, 3))
+    head.load_state_dict(facetrain.PartialFC.join_state_dicts(parts))
+    whole = torch.cat([part["weight"] for part in parts])
+    assert torch.equal(head.weight, whole[head.shard.start : head.shard.stop])
+
+
 def test_centers_elsewhere_without_an_own_update_are_refused():
     with pytest.raises(UsageError, match="host"):
         small_head(storage=Storage(placement="host"))
