@@ -48,12 +48,13 @@ class Storage:
 class RowTable:
     """Table (K, X) whose rows are fetched to the device and stored back; it may use fewer bits per number there."""
 
+    scale: RowTable | None = None
+    """For an int8 table, the value of one unit in each block of numbers."""
+    copies_slices = False
+    """Whether slices are copies also on the device: for a forecast of a table that will be elsewhere."""
+
     def __init__(self, data: Tensor, device: torch.device) -> None:
         self._data, self._device = data, device
-        self.scale: RowTable | None = None
-        """For an int8 table, the value of one unit in each block of numbers."""
-        self.copies_slices = False
-        """Whether slices are copies also on the device: for a forecast of a table that will be elsewhere."""
 
     @property
     def data(self) -> Tensor:
@@ -112,8 +113,8 @@ class ParameterTable(RowTable):
     """Rows of a parameter, on its device."""
 
     def __init__(self, parameter: nn.Parameter) -> None:
-        super().__init__(parameter.data, parameter.device)
-        self.parameter = parameter
+        # Not the data that it has now: once it is moved, they would take memory for nothing.
+        self.parameter, self._device = parameter, parameter.device
 
     @property
     def data(self) -> Tensor:

@@ -120,6 +120,12 @@ def test_a_copy_of_a_head_and_a_saved_one_continue_as_it_does(rate):
         torch.testing.assert_close(other(*batch(1)), loss, rtol=0, atol=0)
 
 
+def test_a_converted_head_does_not_keep_the_centers_that_it_had_before():
+    head, file = facetrain.PartialFC("cosface", SIZE, 5000).half(), io.BytesIO()
+    torch.save(head, file)
+    assert len(file.getvalue()) < 1.2 * head.weight.nbytes
+
+
 @pytest.mark.parametrize(
     "options",
     [{}, {"update": CenterUpdate(), "storage": Storage(torch.float64)}],
