@@ -28,7 +28,8 @@ class BaseHead(nn.Module):
     on_device: bool
     """Whether the centers are in the memory of the device."""
 
-    _expected: collectives.GatheredRows | None = None
+    _expected: tuple[Tensor, collectives.GatheredRows] | None = None
+    """Labels of this rank in the next call, and those of all ranks."""
 
     @property
     def needs_norms(self) -> bool:
@@ -64,7 +65,8 @@ class BaseHead(nn.Module):
                     "expect_labels: the process group has no backend for tensors on the host; form it with "
                     'init_process_group("cpu:gloo,cuda:nccl")'
                 )
-            self._expected = collectives.GatheredRows(label_B.flatten().long(), self.group)
+            label_B = label_B.flatten().long()
+            self._expected = label_B, collectives.GatheredRows(label_B, self.group)
 
     def forward(self, embedding_BD: Tensor, label_B: Tensor) -> Tensor:
         """Return the loss of the global batch; a scalar, the same on every rank.
@@ -77,7 +79,11 @@ class BaseHead(nn.Module):
                 [0, num_classes). The values of CUDA labels are not checked here, because the host would have to wait
                 for the device; the caller checks them by `check_labels` before it copies them.
             ModelError: the embeddings do not have the size of the centers.
+            UsageError: the labels are others than those that `expect_labels` has got; of CUDA labels the number alone
+                is checked.
         """
+        # Taken before anything can fail: labels that were expected for a call must not serve the next.
+        expected, self._expected = self._expected, None
         if embedding_BD.shape[1:] != (self.embedding_size,):
             raise ModelError(
                 f"the head takes embeddings of shape (B, {self.embedding_size}), and got {tuple(embedding_BD.shape)}; "
@@ -95,9 +101,17 @@ class BaseHead(nn.Module):
             raise DataError("the batch has no images")
         if label_B.device.type == "cpu":
             self.check_labels(label_B.numpy())
-        # Taken once: labels that were expected for a step must not serve the next.
-        expected, self._expected = self._expected, None
-        label_G = collectives.gather(label_B, self.group).flatten() if expected is None else expected.wait()
+        if expected is None:
+            label_G = collectives.gather(label_B, self.group).flatten()
+        else:
+            own_B, gathered_labels = expected
+            on_host = own_B.device.type == label_B.device.type == "cpu"
+            if len(own_B) != len(label_B) or (on_host and not torch.equal(own_B, label_B)):
+                raise UsageError(
+                    "the labels are not those that expect_labels has got; call it with the labels of each batch, or "
+                    "never"
+                )
+            label_G = gathered_labels.wait()
         if self.reads_labels:
             # The host selects the sampled classes: the sizes of all tensors are then known without asking the device.
             label_G = label_G.cpu()  # waits for the device, unless the labels were expected

@@ -226,6 +226,20 @@ def test_labels_are_expected_in_each_form_in_which_they_are_taken(form):
     assert torch.equal(head(embedding, form(label)), loss)
 
 
+def test_expected_labels_of_a_call_that_failed_do_not_serve_the_next():
+    head, (embedding, label) = small_head(sample_rate=0.3).eval(), batch()
+    loss = head(embedding, label)
+    head.expect_labels(label.flip(0))  # of a step that an error has ended before the head
+    for _ in range(2):
+        with pytest.raises(DataError, match="label 23"):
+            head(embedding, torch.full_like(label, CLASSES))
+    assert torch.equal(head(embedding, label), loss)
+    for other in (label.flip(0), label[:-1]):
+        head.expect_labels(other)
+        with pytest.raises(UsageError, match="not those that expect_labels"):
+            head(embedding, label)
+
+
 @pytest.mark.parametrize(
     "stages", [[Stage(5, 1.0)], [Stage(0, 1.0), Stage(9, 0.5), Stage(5, 1.0)], [Stage(0, 1.5)]]
 )
