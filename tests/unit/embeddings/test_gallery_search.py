@@ -51,8 +51,17 @@ def hard_gallery(dtype=np.float32):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("entries_per_block", [1, 7, 350, 1000])
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize(
+    ("entries_per_block", "dtype"),
+    [
+        (1, np.float32),
+        (7, np.float32),
+        (350, np.float32),
+        (1000, np.float32),
+        (7, np.float16),
+        (1000, np.float16),
+    ],
+)
 def test_results_are_those_of_a_full_sort_for_blocks_of_any_size(monkeypatch, entries_per_block, dtype):
     monkeypatch.setattr(embedding_files, "BLOCK_BYTES", entries_per_block * 4 * SIZE)
     monkeypatch.setattr(gallery_search, "_PROBES_AT_ONCE", 4)
