@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from facetrain import signals
-from tests.support.command import ROOT, environment, restore_signals
+from tests.support.command import ROOT, environment, start
 from tests.support.processes import descendants, kill, wait_until_gone
 from tests.support.runs import LONG
 from tests.support.waiting import wait_until
@@ -282,13 +282,9 @@ def test_ctrl_c_while_reading_processes_start_is_an_interruption_and_no_other_er
     describe, tmp_path, ranks
 ):
     (tmp_path / "sitecustomize.py").write_text(HELD_READER)
-    command = [
-        sys.executable, "-m", "facetrain", "train", "--config", describe(), "--run-dir", tmp_path / "run", *LONG,
-        "--set", "data.workers=3", "--nproc-per-node", ranks,
-    ]  # fmt: skip
-    process = subprocess.Popen(
-        list(map(str, command)), env=environment(PYTHONPATH=f"{tmp_path}:{ROOT}"), stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=restore_signals,
+    process = start(
+        "train", "--config", describe(), "--run-dir", tmp_path / "run", *LONG, "--set", "data.workers=3",
+        "--nproc-per-node", ranks, new_session=True, PYTHONPATH=f"{tmp_path}:{ROOT}",
     )  # fmt: skip
     wait_until(lambda: any(tmp_path.glob("starts.*")), process)
     pids = [process.pid, *descendants(process.pid)]
