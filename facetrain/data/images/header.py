@@ -94,16 +94,22 @@ def is_complete_jpeg(data: bytes) -> bool:
     return data.endswith(_END_OF_IMAGE) or data.rfind(_END_OF_IMAGE) > _start_of_scan(data)
 
 
-def zero_bytes_in_jpeg(data: bytes) -> int:
-    """Return the length of the first long run of zeros in the image of a JPEG; 0 for others and without one.
+def flat_blocks_in_zeros(data: bytes) -> int:
+    """Return how many blocks of 8 × 8 pixels of one color would explain the first long run of zeros in an image.
 
-    A lost sector or an unfinished copy leaves such a run, and decoders fill the rest with wrong pixels in silence. It
-    may also be the code of a large area of one color.
+    0 without such a run, and for formats other than JPEG and WebP. A lost sector or an unfinished copy leaves such a
+    run, and decoders fill the rest with wrong pixels in silence. It may also be the code of a large area of one color:
+    a block takes about 6 bits in a JPEG, and a byte of a WebP is the code of 40 blocks or more.
     """
-    if data[:2] != b"\xff\xd8":
+    if data[:2] == b"\xff\xd8":
+        start, end, blocks_per_byte = _start_of_scan(data), len(data), 0.5
+    else:
+        start, end, blocks_per_byte = *_webp_image(data), 32
+    zeros = data.find(bytes(_LONG_RUN), start, end)
+    if zeros < 0:
         return 0
-    start = data.find(bytes(_LONG_RUN), _start_of_scan(data))
-    return len(data) - start - len(data[start:].lstrip(b"\0")) if start >= 0 else 0
+    rest = data[zeros:end]
+    return int(blocks_per_byte * (len(rest) - len(rest.lstrip(b"\0"))))
 
 
 def _start_of_scan(data: bytes) -> int:
@@ -170,6 +176,17 @@ def _webp_size(data: bytes) -> tuple[int, int] | None:
     if kind == b"VP8X" and len(data) >= 30:
         return int.from_bytes(data[24:27], "little") + 1, int.from_bytes(data[27:30], "little") + 1
     return None
+
+
+def _webp_image(data: bytes) -> tuple[int, int]:
+    """Return where the image of a WebP begins and ends (RFC 9649, section 2.3); its length for both without one."""
+    place = 12 if data[:4] == b"RIFF" and data[8:12] == b"WEBP" else len(data)
+    while place < len(data):
+        end = place + 8 + int.from_bytes(data[place + 4 : place + 8], "little")
+        if data[place : place + 4] in (b"VP8 ", b"VP8L"):
+            return place, end
+        place = end + end % 2
+    return len(data), len(data)
 
 
 def _largest_box_size(name: str, data: bytes) -> ImageHeader | None:

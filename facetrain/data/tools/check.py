@@ -14,7 +14,7 @@ import numpy as np
 
 from facetrain.data.dataset import FaceDataset, identity_name
 from facetrain.data.images.decode import decode_rgb
-from facetrain.data.images.header import zero_bytes_in_jpeg
+from facetrain.data.images.header import flat_blocks_in_zeros
 from facetrain.data.open_dataset import open_aligned, open_dataset, require_aligned
 from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.data.tools.selection import Selection
@@ -123,7 +123,7 @@ def _check_image(source: FaceDataset, number: int) -> tuple[int, int, np.uint64]
     try:
         data = source.read(number)
         pixels = decode_rgb(data, location=source.location(number))
-        if (lost := zero_bytes_in_jpeg(data)) and _flat_blocks(pixels) < lost // 2:
+        if (least := flat_blocks_in_zeros(data)) and _flat_blocks(pixels) < least:
             return DataFault(
                 "image", f"{source.location(number)}: a part of its bytes is zero; copy it again"
             )
@@ -135,7 +135,7 @@ def _check_image(source: FaceDataset, number: int) -> tuple[int, int, np.uint64]
 
 
 def _flat_blocks(pixels: np.ndarray) -> int:
-    """Return the number of blocks of 8 × 8 pixels of one color in an image, which take about 6 bits each in a JPEG."""
+    """Return the number of blocks of 8 × 8 pixels of one color in an image."""
     height, width = pixels.shape[0] // 8 * 8, pixels.shape[1] // 8 * 8
     blocks = pixels[:height, :width].reshape(height // 8, 8, width // 8, 8, -1)
     return int((np.ptp(blocks, axis=(1, 3)) <= 1).all(-1).sum())

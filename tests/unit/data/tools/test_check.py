@@ -133,13 +133,36 @@ def test_photos_that_a_list_says_to_align_are_a_fault_and_no_tool_copies_them(tm
         assert not (tmp_path / "out").exists()
 
 
-def test_zeros_in_the_middle_of_a_jpeg_are_damage_and_an_area_of_one_color_is_not(tmp_path):
+@pytest.mark.parametrize(
+    ("suffix", "options"),
+    [(".jpg", [cv2.IMWRITE_JPEG_OPTIMIZE, 1]), (".webp", [cv2.IMWRITE_WEBP_QUALITY, 90])],
+)
+def test_zeros_in_the_middle_of_an_image_are_damage_and_an_area_of_one_color_is_not(
+    tmp_path, suffix, options
+):
+    def encode(image):
+        return bytes(cv2.imencode(suffix, image, options)[1])
+
     rng = np.random.default_rng(0)
     faces = [cv2.resize(rng.integers(0, 256, (20, 20, 3), np.uint8), (112, 112)) for _ in range(2)]
-    flat = np.zeros((1600, 1600, 3), np.uint8)
-    flat[:800] = rng.integers(0, 256, (800, 1600, 3), np.uint8)
-    optimized = bytes(cv2.imencode(".jpg", flat, [cv2.IMWRITE_JPEG_OPTIMIZE, 1])[1])
-    images = [bytes(cv2.imencode(".jpg", face)[1]) for face in faces]
+    flat = np.zeros((1200, 1200, 3), np.uint8)
+    flat[:16] = rng.integers(0, 256, (16, 1200, 3), np.uint8)
+    images = [encode(face) for face in faces]
     lost = images[0][:1500] + bytes(512) + images[0][2012:]
-    found = check(write_images(tmp_path / "data", (0, 0, 1, 1), [lost, *images, optimized]))
+    assert bytes(128) in encode(flat)[64:]
+    found = check(write_images(tmp_path / "data", (0, 0, 1, 1), [lost, *images, encode(flat)]))
     assert kinds(found) == ["image"] and "key 0" in messages(found, "image")[0]
+
+
+def test_zeros_beside_the_image_of_a_webp_are_no_damage(tmp_path):
+    def chunk(kind, content):
+        return kind + len(content).to_bytes(4, "little") + content
+
+    rng = np.random.default_rng(0)
+    images = []
+    for _ in range(2):
+        webp = bytes(cv2.imencode(".webp", rng.integers(0, 256, (112, 112, 3), np.uint8))[1])
+        has_profile = chunk(b"VP8X", b"\x20\0\0\0" + 2 * (111).to_bytes(3, "little"))
+        chunks = b"WEBP" + has_profile + chunk(b"ICCP", bytes(512)) + webp[12:]
+        images.append(chunk(b"RIFF", chunks))
+    assert check(write_images(tmp_path / "data", (0, 1), images)).faults == []
