@@ -36,7 +36,7 @@ from facetrain.distributed.process_setup import (
 from facetrain.errors import FacetrainError, LostRankError, UsageError, is_final, is_out_of_memory
 from facetrain.files import error_reason
 from facetrain.remote.address import without_secrets
-from facetrain.signals import EXIT_CODES_OF_SIGNALS
+from facetrain.signals import EXIT_CODES_OF_SIGNALS, exit_on_signals
 from facetrain.text import printable
 
 _INTERRUPTED = 130
@@ -45,6 +45,8 @@ _BROKEN_PIPE = 141
 _HEAD_START_S = 1.0
 _ANYWHERE = ("--debug", "--allow-code")
 """Options of the program that are accepted anywhere on the command line."""
+_TRAINING = ("train", "resume")
+"""Commands that have their own handlers of signals."""
 _WRONG_PATH = (errno.ENAMETOOLONG, errno.EACCES)
 """Errors of a path that is only looked for; a missing one is no error then."""
 
@@ -71,6 +73,7 @@ def _allow_code(wanted: bool) -> None:
 
 @app.callback()
 def options(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
@@ -87,6 +90,8 @@ def options(
     ] = False,
 ) -> None:
     """Train, verify and export face-recognition models."""
+    if context.invoked_subcommand not in _TRAINING:
+        exit_on_signals()
 
 
 def main() -> None:

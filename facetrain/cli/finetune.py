@@ -16,7 +16,6 @@ from facetrain.cli.options import Set, download, local_file, local_set
 from facetrain.cli.outputs import echo_line, leave_to_first_rank, require_existing
 from facetrain.distributed.process_lifetime import has_peers
 from facetrain.errors import UsageError
-from facetrain.signals import exit_on_signals
 from facetrain.text import shell_path
 
 if TYPE_CHECKING:
@@ -88,7 +87,6 @@ def finetune(
         resume=resume,
         seed=seed,
     )
-    exit_on_signals()  # the training has handlers of its own
     with _saying_how_to_continue(request.output):
         prepared = prepare(request, faces.finder(), echo_line, progress_bar)
         if code := train_on_this_rank(_request(prepared.config, prepared.place.run, resume=resume)):

@@ -1,6 +1,7 @@
 """Bad input: one line with the fault, its place and the remedy, and the right exit code."""
 
 import os
+import signal
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -248,6 +249,19 @@ def test_on_several_ranks_one_of_them_prints_that_a_set_is_missing(model, tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_command_by_an_exception(monkeypatch, tmp_path, number):
+    """By its default action, it would end at once and leave the temporary file of an output."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # not as under nohup
+    monkeypatch.setattr(
+        "facetrain.run.report.list_runs.list_runs",
+        lambda _: signal.getsignal(number) is signal.SIG_DFL or signal.raise_signal(number),
+    )
+    with pytest.raises(SystemExit) as ended:
+        app(["runs", str(tmp_path)], standalone_mode=False)
+    assert ended.value.code == 128 + number
+
+
 def test_the_traceback_comes_with_debug_alone(describe, tmp_path):  # noqa: F811
     process = facetrain("eval", tmp_path, "--target", "x", "--debug")
     assert process.returncode == 1 and "Traceback" in process.stderr

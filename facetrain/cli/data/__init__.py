@@ -9,7 +9,6 @@ from __future__ import annotations
 import typer
 
 from facetrain.cli.commands import DataCommands
-from facetrain.signals import exit_on_signals
 
 app = typer.Typer(cls=DataCommands, no_args_is_help=True, rich_markup_mode=None)
 
@@ -17,4 +16,3 @@ app = typer.Typer(cls=DataCommands, no_args_is_help=True, rich_markup_mode=None)
 @app.callback()
 def prepare() -> None:
     """Create, inspect, check, transform and clean datasets."""
-    exit_on_signals()
