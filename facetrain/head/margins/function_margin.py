@@ -30,8 +30,15 @@ class FunctionMargin(Margin):
     are then saved with the head and follow it.
     """
 
-    def __init__(self, function: Callable[..., Tensor], options: Mapping[str, Any], **common: Any) -> None:
-        """Take the function, its keyword arguments, and the numbers that all margins have.
+    def __init__(
+        self,
+        function: Callable[..., Tensor],
+        options: Mapping[str, Any],
+        *,
+        module: nn.Module | None = None,
+        **common: Any,
+    ) -> None:
+        """Take the function, its keyword arguments, the module that it calls, and the numbers that all margins have.
 
         Raises:
             TypeError: the function takes other arguments.
@@ -39,7 +46,7 @@ class FunctionMargin(Margin):
         super().__init__(**common)
         self.name = name_of(function)
         self._function = partial(function, **options)
-        self._module = function if isinstance(function, nn.Module) else None
+        self._module = function if isinstance(function, nn.Module) else module
         # Buffers that it computes from the cosines must be the same on all ranks.
         self.needs_all_target_cosines = bool(self.state())
         positional = [each for each in _positional(function) if each.name not in options]
@@ -161,7 +168,7 @@ def _of_logits(module: Any) -> Margin:
 
     target.__name__ = type(module).__name__
     threshold = getattr(module, "interclass_filtering_threshold", 0.0)
-    return ForeignMargin(target, {}, scale=scale, filter_threshold=threshold)
+    return ForeignMargin(target, {}, module=module, scale=scale, filter_threshold=threshold)
 
 
 def _positional(function: Callable[..., Any]) -> list[inspect.Parameter]:

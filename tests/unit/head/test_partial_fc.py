@@ -302,8 +302,20 @@ class Follows(nn.Module):
         return cos_G - 0.4 - self.mean + 0 * norm_G
 
 
-def test_a_margin_that_is_a_module_gets_norms_and_is_saved_and_evaluated_with_the_head():
-    head, loaded = small_head(Follows()), small_head(Follows())
+class LogitsFollow(Follows):
+    """The same as a loss of arcface_torch."""
+
+    s = 16.0
+
+    def forward(self, logits, labels):
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * logits.detach().mean()
+        return (logits - 0.4 - self.mean) * self.s
+
+
+@pytest.mark.parametrize("margin", [Follows, LogitsFollow])
+def test_a_margin_that_is_a_module_gets_norms_and_is_saved_and_evaluated_with_the_head(margin):
+    head, loaded = small_head(margin()), small_head(margin())
     for step in range(3):
         head(*batch(step))
     loaded.load_state_dict(head.state_dict())
