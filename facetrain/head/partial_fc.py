@@ -42,6 +42,7 @@ from facetrain.head.class_chunk import (
 )
 from facetrain.head.class_shard import row_pieces, shard_classes
 from facetrain.head.expectations import Expectations
+from facetrain.head.margins.base import Margin
 from facetrain.head.margins.function_margin import FunctionMargin, MarginLike, make_margin
 from facetrain.head.row_file import Layout
 from facetrain.head.row_optimizer import CenterUpdate, RowOptimizer, moment_layout, one_pass_available
@@ -177,7 +178,7 @@ class PartialFC(BaseHead):
         self.margin = make_margin(
             margin, scale=scale, filter_threshold=filter_threshold, seed=key_of(seed, MARGINS)
         )
-        self._margin_state = set(self.margin.state())
+        self._margin_state = _names_of_state(self.margin)
         # Stages differ in the sample rate and in the expectations, not in the tables: these are allocated once, for all
         # stages.
         self._stages = tuple(stages) or (Stage(0, sample_rate),)
@@ -538,3 +539,13 @@ def _autocast_dtype(device: torch.device) -> torch.dtype | None:
     if not torch.amp.is_autocast_available(device.type) or not torch.is_autocast_enabled(device.type):
         return None
     return torch.bfloat16 if device.type != "cuda" or multiplies_bfloat16(device) else None
+
+
+def _names_of_state(margin: Margin) -> set[str]:
+    first, second = margin.state(), margin.state()
+    if copies := [name for name, tensor in first.items() if tensor.data_ptr() != second[name].data_ptr()]:
+        raise UsageError(
+            f"the margin {margin.name}: {', '.join(copies)} in its state is a new tensor at each call, so that no "
+            "checkpoint could restore it; return the tensors that the margin reads"
+        )
+    return set(first)

@@ -289,6 +289,20 @@ def test_a_margin_whose_state_appears_with_the_first_batch_is_refused():
         small_head(Late)(*batch())
 
 
+def test_a_margin_whose_state_cannot_be_loaded_is_refused():
+    class Counts(Margin):
+        count = 0.0
+
+        def target(self, cos_G, norm_G):
+            return cos_G - self.count
+
+        def state(self):
+            return {"count": torch.tensor(self.count)}
+
+    with pytest.raises(UsageError, match="the margin Counts: count .* new tensor"):
+        small_head(Counts)
+
+
 class Follows(nn.Module):
     """CosFace whose margin follows the cosines: a module with a buffer, which it changes in training."""
 
