@@ -327,8 +327,6 @@ def product_with_transposed(a_MK: Tensor, b_NK: Tensor) -> Tensor:
         or a_MK.dtype != torch.float32
         or a_MK.device.type != "cpu"
         or not torch.backends.mkldnn.is_available()
-        # In a module that is compiled with the head: torch.compile takes this operation for constant weights only.
-        or torch.compiler.is_compiling()
     ):
         return a_MK @ b_NK.T
     # oneDNN reads its first factor by rows: a copy costs less than its slow kernel for columns.

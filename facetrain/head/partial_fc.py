@@ -52,6 +52,8 @@ from facetrain.head.softmax import are_few
 from facetrain.head.target import NearestCount
 from facetrain.text import count_text
 
+_call_uncompiled: Callable[..., Tensor] | None = None
+
 
 class PartialFC(BaseHead):
     """Margin-softmax over identities whose class centers are split over the ranks (An et al., arXiv 2203.15565).
@@ -337,6 +339,17 @@ class PartialFC(BaseHead):
             )
 
     def forward(self, embedding_BD: Tensor, label_B: Tensor) -> Tensor:
+        if not torch.compiler.is_compiling():
+            return self._call(embedding_BD, label_B)
+        # The number of the call is a constant to the compiler, which would compile a network with the head in it anew
+        # for each. Not by a decorator: it would import the compiler, in three seconds, for those who do not use it.
+        global _call_uncompiled
+        if _call_uncompiled is None:
+            _call_uncompiled = torch.compiler.disable(PartialFC._call)
+        return _call_uncompiled(self, embedding_BD, label_B)
+
+    def _call(self, embedding_BD: Tensor, label_B: Tensor) -> Tensor:
+        """Return the loss; runs outside of the compiler."""
         if (size := collectives.world_size(self.group)) != self._group_size:
             # Each class would count once for each rank that holds it, or the classes of other ranks never.
             raise UsageError(

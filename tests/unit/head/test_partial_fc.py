@@ -15,7 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import facetrain
 from facetrain.distributed import collectives
 from facetrain.errors import DataError, ModelError, UsageError
-from facetrain.head import class_chunk
 from facetrain.head.center_gradient import ParameterGradient
 from facetrain.head.class_centers import Storage
 from facetrain.head.dense import dense_loss
@@ -590,14 +589,27 @@ def test_a_number_out_of_its_range_is_refused(name, value):
         )
 
 
-def test_a_compiler_gets_the_products_of_torch_and_not_of_onednn_which_it_refuses(monkeypatch):
-    def refused(*factors):
-        raise AssertionError("torch.compile takes constant weights only")
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of the compiler, which hides it
+def test_a_network_that_is_compiled_with_the_head_in_it_is_compiled_once():
+    class Whole(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.backbone, self.head = nn.Linear(SIZE, SIZE).double(), small_head(sample_rate=0.3)
 
-    monkeypatch.setattr(class_chunk, "onednn_linear", refused)
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    a_MK, b_NK = torch.randn(4, 8), torch.randn(6, 8)
-    assert torch.equal(class_chunk.product_with_transposed(a_MK, b_NK), a_MK @ b_NK.T)
+        def forward(self, image, label):
+            return self.head(self.backbone(image), label)
+
+    def counted(graph, inputs):
+        compiled.append(graph)
+        return graph
+
+    compiled, plain = [], Whole()
+    whole = torch.compile(copy.deepcopy(plain), backend=counted)
+    for step in range(3):
+        image, label = batch(step)
+        assert whole(image.detach(), label).item() == plain(image.detach(), label).item()
+    assert len(compiled) == 1
 
 
 @pytest.mark.parametrize(
