@@ -250,6 +250,12 @@ class PartialFC(BaseHead):
         self._sampler.flush()
         return self.__dict__
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> PartialFC:
+        memo[id(self)] = copied = PartialFC.__new__(type(self))
+        memo[id(self.group)] = self.group  # the same ranks: a process group cannot be copied
+        copied.__setstate__(deepcopy(self.__getstate__(), memo))
+        return copied
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         # `copy.deepcopy` gives a parameter memory of its own, apart from the rows that are updated.
@@ -370,6 +376,8 @@ class PartialFC(BaseHead):
             # Nobody counts the steps: each call is one.
             self._begin(self._calls)
             self._calls += 1
+        # Centers in float64, after `head.double()`, are multiplied by embeddings in float64.
+        embedding_BD = embedding_BD.to(torch.promote_types(embedding_BD.dtype, self.weight.dtype))
         if self.update is not None and self._trained and not embedding_BD.requires_grad:
             # The centers are no leaves of autograd: without one, there were no backward pass, which updates them.
             embedding_BD = embedding_BD.detach().requires_grad_()

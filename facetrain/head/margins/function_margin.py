@@ -129,7 +129,8 @@ def own_margin(
             "by the cosines and the norms alone; make them buffers or numbers"
         )
     if isinstance(part, nn.Module) and [each.name for each in _positional(part)][1:] == ["labels"]:
-        return _of_logits(part)
+        common = {"scale": part.s, "filter_threshold": getattr(part, "interclass_filtering_threshold", 0.0)}
+        return ForeignMargin(_TargetCosine(part), {}, module=part, **common)
     return _made(part, options, common, ForeignMargin)
 
 
@@ -156,19 +157,18 @@ def _made(
         raise UsageError(f"the margin {name_of(part)}: {error}; see head.margin.options") from error
 
 
-def _of_logits(module: Any) -> Margin:
-    """Return the margin of a module like arcface_torch's, which changes the target's entry of (logits, labels)."""
-    scale: float = module.s
+class _TargetCosine:
+    """Loss like arcface_torch's, which changes the target's entry of (logits, labels), as a function of the cosines."""
 
-    def target(cos_G: Tensor) -> Tensor:
-        # A matrix of the target class alone. A copy, because the module may write into it.
+    def __init__(self, loss: Any) -> None:
+        self._loss = loss
+        self.__name__ = type(loss).__name__
+
+    def __call__(self, cos_G: Tensor) -> Tensor:
+        # A matrix of the target class alone. A copy, because the loss may write into it.
         label_G1 = torch.zeros(len(cos_G), 1, dtype=torch.int64, device=cos_G.device)
-        logit_G1: Tensor = module(cos_G[:, None].clone(), label_G1)
-        return logit_G1[:, 0] / scale
-
-    target.__name__ = type(module).__name__
-    threshold = getattr(module, "interclass_filtering_threshold", 0.0)
-    return ForeignMargin(target, {}, module=module, scale=scale, filter_threshold=threshold)
+        logit_G1: Tensor = self._loss(cos_G[:, None].clone(), label_G1)
+        return logit_G1[:, 0] / self._loss.s
 
 
 def _positional(function: Callable[..., Any]) -> list[inspect.Parameter]:

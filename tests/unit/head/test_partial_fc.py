@@ -9,6 +9,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -749,4 +750,24 @@ def test_the_arguments_and_the_margin_of_arcface_torch_are_taken():
     embedding, label = batch()
     found = facetrain.PartialFC(PeersMargin(), SIZE, CLASSES, 1.0, False, seed=3).double()
     expected = small_head(scale=30.0)
+    file = io.BytesIO()
+    torch.save(found, file)  # with its margin, which is a class of its own
     torch.testing.assert_close(found(embedding, label[:, None]), expected(embedding, label))
+
+
+def test_centers_in_float64_take_embeddings_of_fewer_bits():
+    embedding, label = (each.detach() for each in batch())
+    leaf = embedding.float().requires_grad_()
+    loss = small_head()(leaf, label)
+    loss.backward()
+    assert torch.equal(loss, small_head()(embedding.float().double(), label)) and leaf.grad.any()
+
+
+def test_a_copy_of_a_head_has_its_process_group():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        head = small_head(process_group=dist.new_group([0]))
+        copied = copy.deepcopy(head)
+        assert copied.group is head.group and torch.equal(copied(*batch()), head(*batch()))
+    finally:
+        dist.destroy_process_group()
