@@ -97,16 +97,23 @@ def calibrate(
 
 
 def _print(path: Path | None, model: Path, thresholds: Sequence[Threshold]) -> None:
+    from facetrain.verify.metrics.bootstrap import FEW_SUBJECTS
+    from facetrain.verify.metrics.roc import few_errors
+
     first = thresholds[0]
     measured = f"{first.impostors:,} impostor pairs of {count_text(first.subjects, 'person', 'people')} in {first.data}"
     place = "" if path else ", not stored: MXNet files have no place for them"
     echo_line(f"{path or model}: thresholds from {measured}{place}")
     echo_line("  for the sum of the embeddings of an image and of its mirror image")
+    if first.subjects < FEW_SUBJECTS:
+        echo_line(
+            f"  warning: intervals rest on {first.subjects} subjects; below {FEW_SUBJECTS} they can be too narrow"
+        )
     for each in thresholds:
         low, high = each.fmr_interval
         line = f"  FMR {each.fmr:g}  cosine >= {each.cosine:.4f}  FMR of other people [{low:.2g}, {high:.2g}]"
         if each.fnmr is not None and each.fnmr_interval is not None:
             line += f"  FNMR {each.fnmr:.3%} [{each.fnmr_interval[0]:.3%}, {each.fnmr_interval[1]:.3%}]"
-        echo_line(line)
+        echo_line(f"{line}  {few_errors(round(each.fmr * each.impostors), 'false accept')}".rstrip())
     if path:
         echo_line(f"next: facetrain compare {shell_path(path)} A.jpg B.jpg")

@@ -30,6 +30,10 @@ MAX_IMAGES = 8_000
 """Most images that are compared with each other; the people of a larger dataset are sampled.
 
 Their 32 million pairs have 30 false matches at an FMR of 1e-6, as `roc.RULE_OF_30` asks for, and need 750 MB."""
+_DRAWN_FMR, _LEAST_DRAWN = 10, 20_000
+"""In a draw of subjects, the threshold is searched up to this multiple of the false match rate, or so many pairs."""
+_MOST_DRAWN = 200_000
+"""Most pairs that are counted in each draw: the error of a rate is below 1 % with so many."""
 _MOST_REJECTED = 0.5
 """A threshold with a false non-match rate of at least this is used only if its false match rate is given."""
 
@@ -102,14 +106,21 @@ def calibrate(
     highest_P = np.sort(score_NN[impostor_NN])[::-1]
     thresholds = []
     for fmr in fmrs:
-        cosine = _lowest_threshold(highest_P, int(impostors * fmr * ROUNDING))
-        first_P, second_P = (subject_N[side] for side in np.nonzero(impostor_NN & (score_NN >= cosine)))
+        accepted = int(impostors * fmr * ROUNDING)
+        cosine = _lowest_threshold(highest_P, accepted)
+        # The pairs among which the thresholds of all draws are, in descending order of their scores.
+        lowest = highest_P[min(max(_DRAWN_FMR * accepted, _LEAST_DRAWN), impostors) - 1]
+        first_P, second_P = np.nonzero(impostor_NN & (score_NN >= lowest))
+        near_P = score_NN[first_P, second_P]
+        order = np.argsort(-near_P, kind="stable")
+        order = order[:: math.ceil(len(order) / _MOST_DRAWN)]
+        near = near_P[order], subject_N[first_P[order]], subject_N[second_P[order]]
         fnmr, fnmr_interval = _fnmr(score_NN[genuine_NN] < cosine, person_P, len(image_S), draws)
         thresholds.append(
             Threshold(
                 fmr=fmr,
                 cosine=cosine,
-                fmr_interval=_fmr_interval(first_P, second_P, image_S, draws),
+                fmr_interval=_fmr_interval(*near, len(near_P), fmr, image_S, draws),
                 fnmr=fnmr,
                 fnmr_interval=fnmr_interval,
                 data=data,
@@ -195,23 +206,47 @@ def _lowest_threshold(score_P: np.ndarray, accepted: int) -> float:
     return float(score_P[accepted - 1])
 
 
-def _fmr_interval(first_P: np.ndarray, second_P: np.ndarray, image_S: np.ndarray, draws: Draws) -> Interval:
-    """Return the interval of the false match rate, given the subjects of the accepted impostor pairs, (P,) each."""
-    from scipy.sparse import coo_array
+def _fmr_interval(
+    score_P: np.ndarray,
+    first_P: np.ndarray,
+    second_P: np.ndarray,
+    pairs: int,
+    fmr: float,
+    image_S: np.ndarray,
+    draws: Draws,
+) -> Interval:
+    """Return the interval of the false match rate of other people at the threshold of a rate.
 
-    subjects = len(image_S)
-    # Pairs of the same two subjects are counted once for all draws: at a high rate, millions of pairs are accepted.
-    accepted_SS = coo_array((np.ones(len(first_P)), (first_P, second_P)), (subjects, subjects)).tocsr()
+    Each draw of subjects has a threshold of its own, and gives the false match rate of the set there. At a fixed
+    threshold the interval would be too narrow: the threshold follows from the same people.
+
+    Args:
+        score_P: scores of evenly spaced ones of the impostor pairs with the highest scores, descending, (P,).
+        first_P: subject of one side of these pairs, int (P,).
+        second_P: subject of the other side.
+        pairs: number of pairs that they are from.
+        fmr: the promised rate.
+        image_S: number of images of each subject, int (S,).
+        draws: bootstrap draws of subjects.
+    """
+    subjects, impostors = len(image_S), _pairs_between(image_S[None])[0]
+    each = pairs / len(score_P)
 
     def rates(drawn_RS: np.ndarray) -> dict[str, np.ndarray]:
-        accepted_R = ((drawn_RS @ accepted_SS) * drawn_RS).sum(1)
+        weight_RP = np.take(drawn_RS, first_P, axis=1) * np.take(drawn_RS, second_P, axis=1)
+        total_R = _pairs_between(drawn_RS * image_S)
+        allowed_R1 = total_R[:, None] * (fmr * ROUNDING / each)
+        accepted_R = (np.cumsum(weight_RP, axis=1, dtype=np.int64) <= allowed_R1).sum(1)
+        # Equal scores are accepted together: not those that equal the first rejected one.
+        first_rejected_R = score_P[np.minimum(accepted_R, len(score_P) - 1)]
+        strictly_R = np.searchsorted(-score_P, -first_rejected_R, side="left")
+        accepted_R = np.where(accepted_R < len(score_P), strictly_R, accepted_R)
         # A draw that has one person only has no impostor pairs; the interval ignores NaN.
-        return {"fmr": bootstrap.share(accepted_R, _pairs_between(drawn_RS * image_S))}
+        return {"fmr": np.where(total_R > 0, accepted_R * each / impostors, np.nan)}
 
-    drawn = bootstrap.replicate(rates, subjects, draws, pairs=subjects)
-    estimate = len(first_P) / _pairs_between(image_S[None])[0]
+    drawn = bootstrap.replicate(rates, subjects, draws, pairs=len(score_P))
     # Without an interval all draws have one person only, which show nothing.
-    return bootstrap.interval(drawn["fmr"], subjects, estimate) or (0.0, 1.0)
+    return bootstrap.interval(drawn["fmr"], subjects, fmr) or (0.0, 1.0)
 
 
 def _fnmr(
