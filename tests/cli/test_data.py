@@ -2,6 +2,7 @@
 
 import json
 import lzma
+import re
 import shlex
 import signal
 
@@ -235,8 +236,15 @@ def test_inspect_takes_a_rec_and_a_bin(photos, data, tmp_path):
     run("pairs", data, "--output", tmp_path / "val.bin", "--count", 20)
     found = run("inspect", tmp_path / "val.bin", "--sheet", tmp_path / "pairs.html")
     assert "20 pairs, 10 of one person" in found and "16×16 (40)" in found
-    assert "pairs 0, 1, 2," in (tmp_path / "pairs.html").read_text()
+    assert "pair 0 same, pair 1 different, pair 2 " in (tmp_path / "pairs.html").read_text()
     assert json.loads(run("inspect", tmp_path / "val.bin", "--json"))["formats"] == {"PNG": 40}
+
+
+def test_a_sheet_shows_pairs_of_both_kinds_of_a_set_in_which_they_alternate(tmp_path):
+    write_bin(tmp_path / "set.bin", [encoded_image(1)] * 400, [True, False] * 100)
+    run("inspect", tmp_path / "set.bin", "--sheet", tmp_path / "pairs.html")
+    shown = re.findall(r"pair \d+ (same|different)", (tmp_path / "pairs.html").read_text())
+    assert len(shown) == 40 and 10 < shown.count("same") < 30
 
 
 def test_a_set_of_a_store_is_downloaded_for_inspect(object_store, tmp_path, monkeypatch):

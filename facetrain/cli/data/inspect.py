@@ -59,16 +59,19 @@ def inspect(
 def _inspect_pairs(path: Path, sheet: Path | None) -> tuple[dict[str, Any], list[str]]:
     """Write the sheet of a verification set; return its facts for JSON, and the lines that describe it."""
     from facetrain.data.formats.bin import read_bin
+    from facetrain.data.loading.sampler import sample_numbers
     from facetrain.data.tools.contact_sheet import write_encoded_sheet
     from facetrain.data.tools.inspect import count_formats
 
     images, same = read_bin(path)
     if sheet is not None:
-        # Evenly spaced: the pairs of a fold are sorted, the same person first.
-        pairs = range(0, len(same), max(len(same) // _SHEET_PAIRS, 1))[:_SHEET_PAIRS]
+        # At random: at equal distances, all pairs could be of one kind.
+        pairs = sorted(sample_numbers(_SHEET_PAIRS, len(same)).tolist())
         rows = [pairs[start : start + _PAIRS_PER_ROW] for start in range(0, len(pairs), _PAIRS_PER_ROW)]
         shown = [[image for pair in row for image in images[2 * pair : 2 * pair + 2]] for row in rows]
-        titles = [f"pairs {', '.join(str(pair) for pair in row)}" for row in rows]
+        titles = [
+            ", ".join(f"pair {pair} {'same' if same[pair] else 'different'}" for pair in row) for row in rows
+        ]
         write_encoded_sheet(list(zip(titles, shown, strict=True)), sheet)
     counts = {"images": len(images), "pairs": len(same), "same": int(same.sum())}
     facts = {"file": str(path), **counts, **count_formats(images)}
