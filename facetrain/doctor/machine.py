@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 import socket
@@ -18,6 +17,7 @@ from facetrain.distributed import collectives
 from facetrain.doctor.check_result import CheckResult, failed, passed, warned_if
 from facetrain.errors import install_torch
 from facetrain.files import error_reason
+from facetrain.telemetry.memory import available_bytes
 from facetrain.text import count_text
 
 _GIB = 1 << 30
@@ -64,9 +64,10 @@ def check_machine(processes: int, cores: int, precision: str) -> Iterator[CheckR
     yield _check_torch()
     yield _check_cuda()
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _GIB
+    free = available_bytes()
+    memory = "" if free is None else f" and {free / _GIB:.1f} GiB of free memory"
     processes_text = count_text(processes, "process", "processes")
-    message = f"{count_text(cores, 'core')} and {memory:.0f} GiB for {processes_text}"
+    message = f"{count_text(cores, 'core')}{memory} for {processes_text}"
     yield warned_if(cores < processes, "host", message, "start at most one process per core")
     if _SHARED_MEMORY.is_dir():
         # NCCL connects GPUs that have no direct link over it.

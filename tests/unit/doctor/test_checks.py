@@ -30,6 +30,15 @@ def test_the_packages_of_this_environment_match_and_its_cores_are_compared_with_
     assert statuses["torch"] == statuses["cuda"] == "ok" and statuses["host"] == "warning"
 
 
+@pytest.mark.parametrize(
+    ("left", "found"), [(3 << 29, "2 cores and 1.5 GiB of free memory for"), (None, "2 cores for")]
+)
+def test_the_memory_of_a_machine_is_what_its_container_leaves(monkeypatch, left, found):
+    monkeypatch.setattr("facetrain.doctor.machine.available_bytes", lambda: left)
+    messages = {result.check: result.message for result in check_machine(3, 2, "fp32")}
+    assert messages["host"] == f"{found} 3 processes"
+
+
 def test_a_torchvision_for_another_torch_is_a_failure(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchvision", None)  # the import fails
     torch_check, *_ = check_machine(1, 1, "fp32")
