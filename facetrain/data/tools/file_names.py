@@ -31,7 +31,8 @@ class FileNames:
             has_true_suffix: whether the suffix names the format of the bytes, also if the original name has another.
         """
         self._source, self._has_keys, self._has_true_suffix = source, has_keys, has_true_suffix
-        self._folders = _identity_folders(source, identities)
+        # In shards, identities that differ only in case are different for every reader.
+        self._folders = _identity_folders(source, identities, ignore_case=not has_keys)
         self._digits = len(str(source.num_images - 1))
         self._taken = set[str]()
         # Numbers alone are different by themselves: a table of 17 million of them would fill the memory.
@@ -83,11 +84,11 @@ class FileNames:
 
 def folders_are_reordered(source: FaceDataset, identities: Sequence[int]) -> bool:
     """Return whether a reader of the folders, which sorts them, numbers the identities in another order."""
-    folders = _identity_folders(source, identities)
+    folders = _identity_folders(source, identities, ignore_case=True)
     return folders != sorted(folders)
 
 
-def _identity_folders(source: FaceDataset, identities: Sequence[int]) -> list[str]:
+def _identity_folders(source: FaceDataset, identities: Sequence[int], *, ignore_case: bool) -> list[str]:
     """Return a folder name for each identity: its name, or its number.
 
     The numbers have leading zeros if all identities are numbers, so that the order of the names is the order of the
@@ -99,7 +100,11 @@ def _identity_folders(source: FaceDataset, identities: Sequence[int]) -> list[st
     # One name alone that is equal to its number may be the real one: folders 0, 1, 10, 2 have the labels 0 to 3.
     return [
         unique_name(
-            f"{identity:0{digits}d}" if is_numbered else _cut(_name_inside(name)), "", identity, taken
+            f"{identity:0{digits}d}" if is_numbered else _cut(_name_inside(name)),
+            "",
+            identity,
+            taken,
+            ignore_case=ignore_case,
         )
         for name, identity in zip(names, identities, strict=True)
     ]

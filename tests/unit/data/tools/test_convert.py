@@ -105,6 +105,13 @@ def test_identities_named_by_numbers_keep_their_names(tmp_path, to):
     assert [identity_name(dataset, label) for label in range(12)] == names
 
 
+def test_identities_that_differ_in_case_keep_their_names_in_shards(tmp_path):
+    source = open_dataset(write_folder(tmp_path / "in", ["Ann/1.png", "ann/1.png"]))
+    dataset = open_dataset(converted(tmp_path / "in", tmp_path, "webdataset"))
+    assert images_of(dataset) == images_of(source)
+    assert [identity_name(dataset, label) for label in range(2)] == ["Ann", "ann"]
+
+
 def test_names_with_outer_white_space_are_found_again_in_shards(tmp_path):
     source = open_dataset(write_folder(tmp_path / "in", [" ann/ 1.png", "\u3000bob/ 1.png", "cid / 1.png"]))
     dataset = open_dataset(converted(tmp_path / "in", tmp_path, "webdataset"))
