@@ -64,9 +64,9 @@ class Stepper:
         """Take the optimizers of the backbone's parameters, and the head, which updates its own.
 
         `schedule` returns the learning rate of a step. `clip_grad_norm` bounds the L2 norm of the backbone's
-        gradient (None: no bound). `accumulates` says whether a step has several micro-batches: their gradients then
-        keep their memory, which are the buckets of DDP. `outside_ddp` are further parameters of the optimizers, whose
-        gradients the step averages over the ranks; the bound includes them.
+        gradient (None: no bound). `accumulates` says whether a step has several micro-batches: with several ranks their
+        gradients then keep their memory, which are the buckets of DDP. `outside_ddp` are further parameters of the
+        optimizers, whose gradients the step averages over the ranks; the bound includes them.
         """
         self.optimizers = optimizers
         self.scale = scale
@@ -75,7 +75,8 @@ class Stepper:
         self._head = head
         self.schedule = schedule
         self._clip = clip_grad_norm
-        self._accumulates = accumulates
+        # Not on one process: zeros in place of no gradient would move and decay a weight that a step has not used.
+        self._keeps_gradients = accumulates and collectives.world_size() > 1
 
     def begin(self, step: int) -> float:
         """Set learning rates, stage and random keys of the step. Return the scheduled learning rate."""
@@ -108,7 +109,7 @@ class Stepper:
         clip_factor = (norm / self._clip).clamp_min(1.0) if self._clip else torch.ones_like(norm)
         for optimizer in self.optimizers:
             optimizer.step(self.scale.value * clip_factor, skipped)
-            optimizer.zero_grad(in_place=self._accumulates)
+            optimizer.zero_grad(in_place=self._keeps_gradients)
         # With the same flag: backbone and centers take the same steps. Centers that the backward pass has updated have
         # asked only whether the loss and its derivatives by the target cosines are finite.
         if not self._head.update_in_backward:

@@ -28,12 +28,15 @@ class CountingHead:
         self.stepped.append((grad_scale.item(), skip.item()))
 
 
-def make_stepper(net, *, name="sgd", clip=None, enabled=False, lr_factors=None):
+def make_stepper(net, *, name="sgd", clip=None, enabled=False, lr_factors=None, accumulates=False):
     optimizer = build_optimizer(
         OptimSettings(name=name, weight_decay=0.01), parameter_groups(net, lr_factors or {})
     )
     scale = LossScale(torch.device("cpu"), enabled=enabled)
-    return Stepper(net, [optimizer], CountingHead(), scale, schedule=lambda t: 0.1, clip_grad_norm=clip)
+    return Stepper(
+        net, [optimizer], CountingHead(), scale,
+        schedule=lambda t: 0.1, clip_grad_norm=clip, accumulates=accumulates,
+    )  # fmt: skip
 
 
 def clone_of(net):
@@ -153,6 +156,20 @@ def test_fused_steps_are_torchs_to_the_last_bit_also_where_a_parameter_has_no_gr
         for one, other in zip(ours, theirs, strict=True):
             assert torch.equal(one, other)
             one.grad = other.grad = None
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_a_weight_that_a_step_of_several_micro_batches_has_not_used_stays(name):
+    net = nn.Linear(5, 3)
+    stepper = make_stepper(net, name=name, accumulates=True)
+    net(torch.ones(2, 5)).sum().backward()
+    stepper.begin(0)
+    stepper.finish()
+    before = net.bias.clone()
+    stepper.begin(1)
+    net.weight.sum().backward()
+    stepper.finish()
+    assert torch.equal(net.bias, before)
 
 
 def test_the_loss_scale_halves_on_overflow_and_doubles_after_a_streak():
