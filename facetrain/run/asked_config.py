@@ -29,7 +29,6 @@ from facetrain.remote.address import is_read_in_place, is_remote, public
 from facetrain.remote.download import is_name
 from facetrain.remote.listing import list_names
 from facetrain.run.folder.run_files import newest_run
-from facetrain.run.folder.starting_point import is_behind
 from facetrain.run.request import CHOSEN_KEYS, TrainRequest, as_override
 from facetrain.verify.sets.pair_set import set_file
 
@@ -99,7 +98,7 @@ def recorded_config(request: TrainRequest) -> tuple[Path, AskedConfig]:
         folder = newest_run()
         remarks.append(f"{folder}: the newest run")
     path = folder / CONFIG_FILE
-    if path.is_file() and not (mirror and is_behind(folder, mirror)):
+    if path.is_file() and not (mirror and _is_behind(folder, mirror)):
         values, where = read_merged(path), str(path)
     elif mirror:
         where = f"{public(mirror.url)}/{CONFIG_FILE}"
@@ -112,6 +111,13 @@ def recorded_config(request: TrainRequest) -> tuple[Path, AskedConfig]:
     require_code_allowed(config, where)
     keys = override_keys(request.overrides)
     return folder, AskedConfig(config, keys, plain_config(config), tuple(remarks))
+
+
+def _is_behind(folder: Path, mirror: Mirror) -> bool:
+    # Imported here, with torch: a wrong path is then found in a fraction of the time.
+    from facetrain.run.folder.starting_point import is_behind
+
+    return is_behind(folder, mirror)
 
 
 def _build(request: TrainRequest, *more: str) -> Config:
