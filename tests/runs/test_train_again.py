@@ -86,7 +86,7 @@ def test_without_it_a_folder_with_a_run_is_refused_or_gets_a_number(finished, st
     again = facetrain.train(finished[0], optim={"warmup_epochs": 20})
     assert again.folder == finished[1].with_name("first-2")
     assert (
-        "warning: optim.warmup_epochs: 20 of 20 epochs: the run ends in the warm-up"
+        "warning: optim.warmup_epochs: 20 of 0.8 epochs: the run ends in the warm-up"
         in capsys.readouterr().err
     )
 
