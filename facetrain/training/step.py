@@ -133,7 +133,9 @@ class TrainStep:
         weights = [parameter.detach() for parameter in state.backbone.parameters()]
         # By their names: another buffer, such as a mask of one's own network, may be infinite.
         statistics = [value for name, value in trained_buffers(state.backbone) if "running_" in name]
-        largest = nn.utils.get_total_norm([*weights, *statistics], math.inf)
+        # A network of one's own may have integer weights, or none in a layer, of which there is no largest one.
+        numbers = [each for each in (*weights, *statistics) if each.is_floating_point() and each.numel()]
+        largest = nn.utils.get_total_norm(numbers, math.inf)
         if collectives.any_rank(not largest.isfinite().item()):
             what = f"the network has weights or batch norm statistics that are not finite after step {self._number}"
             raise self._diverged(state, batches, what)

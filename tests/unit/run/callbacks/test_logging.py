@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 from facetrain.errors import DivergedError, RunError, SkippedError
 from facetrain.run.callbacks.logging import Logging
@@ -136,3 +137,11 @@ def test_a_network_that_is_not_finite_ends_the_run_before_it_is_verified_or_save
             examine(state, batches)
         assert ended.value.report["step"] == 1
     assert board.written == []
+
+
+def test_a_network_may_have_integer_weights_and_layers_without_any(state, step, loader):
+    batches = next(iter(loader))
+    step(state, batches)
+    state.backbone.levels = nn.Parameter(torch.ones(2, dtype=torch.int8), requires_grad=False)
+    state.backbone.unused = nn.Parameter(torch.empty(0))
+    logging_of(step, loader, Board(), []).check(state, batches)
