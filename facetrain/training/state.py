@@ -69,11 +69,6 @@ class TrainState:
         """Network without the precision wrapper, whose names checkpoints use."""
         return self.network.backbone
 
-    @property
-    def is_skipping(self) -> bool:
-        """Whether the last step was skipped, not in fp16, where its loss scale was too large. Waits for the device."""
-        return not self.stepper.scale.enabled and int(self.skips_in_a_row) > 0
-
     def describe_execution(self) -> str:
         """Return how training runs backbone and head, in words, and why not otherwise."""
         remark = f"; the head runs without its kernels ({self.head_remark})" if self.head_remark else ""

@@ -40,17 +40,8 @@ class Checkpointing:
     _failure: str = field(default="", init=False)
 
     def save(self, state: TrainState, *, ends: bool = False) -> None:
-        """Begin to save a checkpoint, the last one if training `ends`, when the one in flight has ended. Collective.
-
-        While a network seems to diverge, no other checkpoint is saved, because it would replace a sound one.
-        """
+        """Begin to save a checkpoint, the last one if training `ends`, when the one in flight has ended. Collective."""
         self.check_lock()
-        if state.is_skipping and not ends:
-            self.outputs.warn(
-                f"checkpoint of step {state.step} was not saved: the loss or the gradient of this step was not finite"
-                f"{_GOES_ON}"
-            )
-            return
         self.outputs.advance(state.step, "saving a checkpoint")
         # The outcome is of the save before, unless saves are synchronous.
         self._record(self.writer.save(state.snapshot(self.meta)), remark="" if ends else _GOES_ON)
