@@ -248,7 +248,6 @@ def test_on_several_ranks_one_of_them_prints_that_a_set_is_missing(model, tmp_pa
     assert process.stderr.count("error: nowhere") == 1 == process.stderr.count("error: ")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_a_command_by_an_exception(monkeypatch, tmp_path, number):
     """By its default action, it would end at once and leave the temporary file of an output."""
@@ -262,6 +261,7 @@ def test_a_signal_ends_a_command_by_an_exception(monkeypatch, tmp_path, number):
     assert ended.value.code == 128 + number
 
 
+@pytest.mark.slow
 def test_the_traceback_comes_with_debug_alone(describe, tmp_path):  # noqa: F811
     process = facetrain("eval", tmp_path, "--target", "x", "--debug")
     assert process.returncode == 1 and "Traceback" in process.stderr
