@@ -70,7 +70,7 @@ def build_head(
         chunk_size=None if settings.chunk_size == "auto" else settings.chunk_size,
         recompute=None if settings.recompute == "auto" else settings.recompute == "on",
         trained=run.trained,
-        update=_center_update(settings, optim, run) if run.trained else None,
+        update=_center_update(settings, optim, run),
         storage=Storage(
             getattr(torch, settings.weight_dtype),
             settings.placement,

@@ -116,7 +116,8 @@ class PartialFC(BaseHead):
                 classes of the sample; a step then has three large products and not four. None: keep them if they need
                 at most a quarter of the memory of centers and momentum on the device, or 256 MiB.
             sparse: give the gradient of a sample as a sparse tensor, for `torch.optim.SparseAdam` or plain SGD.
-            trained: whether the centers are trained; with `update`, `requires_grad_(False)` does not freeze them.
+            trained: whether the centers are trained; with `update`, `requires_grad_(False)` does not freeze them. False:
+                `update` has no effect.
             update: update of the centers by the head itself; None: `weight` gets a gradient.
             storage: dtype of the centers, and with `update` the memory that holds them; None: float32 on the device.
             stages: steps that differ in the sample rate and in the expectations; (): one stage.
@@ -160,8 +161,10 @@ class PartialFC(BaseHead):
             raise UsageError(
                 "PartialFC: stages must be in the order of their first steps, and the first must begin at step 0"
             )
+        if not trained:
+            update = None  # a step may then have several calls, and no learning rate
         if update is None and any(stage.expectations != "off" for stage in stages):
-            raise UsageError("expectations need `update`: a state_dict has no table of them")
+            raise UsageError("expectations need `update` and trained=True: a state_dict has no table of them")
         self.num_classes, self.embedding_size, self.group = num_classes, embedding_size, process_group
         # By the rank over all hosts. The local rank would give the same classes to one GPU of each host.
         self._group_size = collectives.world_size(process_group)
@@ -378,7 +381,7 @@ class PartialFC(BaseHead):
             self._calls += 1
         # Centers in float64, after `head.double()`, are multiplied by embeddings in float64.
         embedding_BD = embedding_BD.to(torch.promote_types(embedding_BD.dtype, self.weight.dtype))
-        if self.update is not None and self._trained and not embedding_BD.requires_grad:
+        if self.update is not None and not embedding_BD.requires_grad:
             # The centers are no leaves of autograd: without one, there were no backward pass, which updates them.
             embedding_BD = embedding_BD.detach().requires_grad_()
         loss = super().forward(embedding_BD, label_B)
@@ -536,8 +539,8 @@ class PartialFC(BaseHead):
         return default_chunk_size(global_batch, self.embedding_size, self.device.type)
 
     def _take_gradient(self, sampled: SampledClasses) -> TakeGradient | None:
-        """Return the function that takes the gradient of a chunk's centers; None if they are not trained."""
-        if not self._trained or self.update is None:
+        """Return the function that takes the gradient of a chunk's centers; None without `update`."""
+        if self.update is None:
             return None
         if self.update_in_backward:
             return partial(self._update_in_backward, sampled.tables)

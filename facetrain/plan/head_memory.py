@@ -90,7 +90,7 @@ def _build(load: HeadLoad) -> PartialFC:
         stages=tuple(stage_of(0, stage) for stage in (*load.stages, load.settings)),
         trained=load.trained,
         product_dtype=load.product_dtype,
-        update_in_backward=load.trained and load.optim.accumulate == 1,
+        update_in_backward=load.optim.accumulate == 1,
     )
     size, chunk = load.embedding_size, load.settings.chunk_size
     if chunk == "auto":

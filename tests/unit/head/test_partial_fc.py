@@ -655,6 +655,17 @@ def test_frozen_centers_have_no_gradient():
     assert head.weight.grad is None and embedding.grad.any()
 
 
+def test_frozen_centers_need_no_learning_rate_and_take_several_calls_in_a_step():
+    head = facetrain.PartialFC("cosface", SIZE, CLASSES, trained=False, update=CenterUpdate())
+    before, (embedding, label) = head.weight.clone(), batch()
+    head.begin_step(0)
+    for _ in range(2):
+        head(embedding.float(), label).backward()
+    head.step(torch.ones(()), torch.zeros(()))
+    assert torch.equal(head.weight, before) and embedding.grad.any()
+    assert list(head.row_state()) == ["weight"]
+
+
 def test_saved_averages_and_samples_continue_as_the_head_that_saved_them():
     saved, loaded = (small_head("adaface", sample_rate=0.3) for _ in range(2))
     for step in range(3):
