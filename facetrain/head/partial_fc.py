@@ -116,9 +116,8 @@ class PartialFC(BaseHead):
                 classes of the sample; a step then has three large products and not four. None: keep them if they need
                 at most a quarter of the memory of centers and momentum on the device, or 256 MiB.
             sparse: give the gradient of a sample as a sparse tensor, for `torch.optim.SparseAdam` or plain SGD.
-            trained: whether the centers are trained; with `update`, `requires_grad_(False)` does not freeze them. False:
-                `update` has no effect.
-            update: update of the centers by the head itself; None: `weight` gets a gradient.
+            trained: whether the centers are trained; with `update`, `requires_grad_(False)` does not freeze them.
+            update: update of the centers by the head itself, if they are trained; None: `weight` gets a gradient.
             storage: dtype of the centers, and with `update` the memory that holds them; None: float32 on the device.
             stages: steps that differ in the sample rate and in the expectations; (): one stage.
             expectation_margin: margin on the cosine to the expectation of the target class, see `Stage`.
