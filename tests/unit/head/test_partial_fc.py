@@ -438,14 +438,18 @@ def test_an_update_beside_the_gradient_of_an_optimizer_is_refused():
         head(*batch())
 
 
-def test_a_given_loss_scale_does_not_change_the_update():
+@pytest.mark.parametrize("in_backward", [True, False])
+def test_a_given_loss_scale_does_not_change_the_update(in_backward):
     centers = []
     for enabled in (False, True):
         scaler = torch.amp.GradScaler("cpu", enabled=enabled)
-        head = facetrain.PartialFC("cosface", SIZE, CLASSES, seed=3, update=CenterUpdate())
+        factor, update = torch.tensor(scaler.get_scale()), CenterUpdate(in_backward=in_backward)
+        head = facetrain.PartialFC("cosface", SIZE, CLASSES, seed=3, update=update)
         embedding, label = batch()
-        head.begin_step(0, lr=0.1, loss_scale=torch.tensor(scaler.get_scale()))
+        head.begin_step(0, lr=0.1, loss_scale=factor if in_backward else None)
         scaler.scale(head(embedding.float(), label)).backward()
+        if not in_backward:
+            head.step(factor, torch.tensor(0))
         centers.append(head.weight.detach().clone())
     torch.testing.assert_close(*centers)
 
