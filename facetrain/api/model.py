@@ -17,8 +17,7 @@ import torch
 from facetrain.api.dataset import Dataset, PathLike
 from facetrain.config.paths import eval_dir_of_run
 from facetrain.data.dataset import image_landmarks
-from facetrain.distributed.process_lifetime import own_local_rank
-from facetrain.distributed.world import World, pick_device, require_device
+from facetrain.distributed.world import World, own_gpu, pick_device, require_device
 from facetrain.embeddings.embed_images import embed_images, open_embedder
 from facetrain.embeddings.embedder import EncodedImage, ImageEmbedder
 from facetrain.embeddings.embedding_map import EmbeddingMap, open_map
@@ -289,9 +288,7 @@ def load_model(
         UsageError: there is no such device.
     """
     require_device(device, given=f"device={device!r}", cpu_setting=_CPU)
-    # A launcher may show each rank its own GPU alone.
-    local_rank = own_local_rank() if torch.cuda.device_count() > 1 else 0
-    chosen = pick_device(device, local_rank, cpu_setting=_CPU)
+    chosen = pick_device(device, own_gpu(), cpu_setting=_CPU)
     # Absolute: the run of the model and the detector are looked for later, perhaps from another current folder.
     file = local_path(path).absolute()
     return Model(

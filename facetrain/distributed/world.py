@@ -106,6 +106,12 @@ def pick_device(name: str, local_rank: int, *, cpu_setting: str) -> torch.device
     return torch.device("cuda", local_rank)
 
 
+def own_gpu() -> int:
+    """Return the number of the GPU with which this process computes alone, one of several that a launcher may start."""
+    # The launcher may show each its own GPU alone.
+    return own_local_rank() if torch.cuda.device_count() > 1 else 0
+
+
 @contextmanager
 def assemble() -> Iterator[Ranks]:
     """Find the other ranks that torchrun has started, and watch over this one; without torchrun, be alone.
@@ -159,7 +165,7 @@ def assemble() -> Iterator[Ranks]:
 def _alone() -> Iterator[Ranks]:
     """Be alone in a program that has a process group of its own: its other ranks need not take part."""
     with collectives.alone():
-        yield Ranks(local_rank=own_local_rank())
+        yield Ranks(local_rank=own_gpu())
 
 
 @contextmanager

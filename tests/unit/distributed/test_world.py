@@ -61,5 +61,17 @@ def test_a_gpu_that_a_run_has_lost_ends_it_as_a_failure_because_it_may_come_back
     assert ended.value.exit_code == code and is_final(ended.value) == (not has_trained)
 
 
+@pytest.mark.parametrize(("count", "number"), [(4, 3), (1, 0)])
+def test_a_rank_that_computes_alone_takes_its_gpu_also_if_it_sees_no_other(monkeypatch, count, number):
+    launched = {"RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost"}
+    for name, value in launched.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(world, "gpu_failure", lambda: "")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    with world._alone() as found:
+        assert world._pick_alike(found, "auto", "--device cpu") == torch.device("cuda", number)
+
+
 def test_ranks_whose_devices_have_the_same_type_go_on(monkeypatch):
     assert picked(monkeypatch, "cuda:0", "cuda:1") == [torch.device("cuda:0"), torch.device("cuda:1")]
