@@ -27,7 +27,7 @@ def calibrate(
             metavar="MODEL",
             parser=local_file,
             help="Model to calibrate: a run folder, a .safetensors file or an .onnx file; with --output also a "
-            "checkpoint or a .pt file. Those of an MXNet network are only printed.",
+            "checkpoint or a .pt file. The thresholds of an MXNet network are only printed.",
         ),
     ],
     inference: Float32InferenceOptions,

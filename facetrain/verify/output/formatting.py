@@ -185,7 +185,7 @@ def format_evaluation(evaluation: ModelResults) -> Iterator[str]:
 
 
 def _error_rate(result: Result, metric: str) -> str:
-    """Return the error rate that belongs to an accept rate: `fnmr@1e-03 1.333%` for `tar@1e-03`; usually empty."""
+    """Return the error rate that belongs to an accept rate: `fnmr@1e-03 1.33%` for `tar@1e-03`; usually empty."""
     metrics = result.with_error_rates().metrics
     names = list(metrics)
     after = names[names.index(metric) + 1 :][:1]
