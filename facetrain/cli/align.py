@@ -42,7 +42,10 @@ def align(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the people who are set aside.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Learn a map from the embeddings of an old model to a new one, so that a gallery needs no new enrollment."""
+    """Learn a map from the embeddings of an old model to a new one, so that a gallery needs no new enrollment.
+
+    To align faces, use `facetrain data pack PHOTOS --output FOLDER --detector yunet`.
+    """
     if output.suffix != ".npz":
         raise UsageError(f"{output}: a map is a .npz file; change the suffix")
     require_no_input((old, new, images), output)

@@ -152,11 +152,11 @@ def compare(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Compare two faces: cosine similarity, and if it is one person.
+    """Compare two faces: print their cosine similarity, and whether they show one person.
 
-    Whether it is one person needs a calibrated MODEL: see `facetrain calibrate`.
+    The decision needs a model with thresholds: see `facetrain calibrate`.
 
-    An image of lower quality than --min-quality is refused, as a photo without a face.
+    With --min-quality, an image of lower quality is refused, like a photo without a face.
     """
     require_existing(model, first, second, detector)
     from facetrain.api.model import load_model
