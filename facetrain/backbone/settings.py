@@ -73,7 +73,7 @@ class ModelSettings(Settings):
     """Train the batch norms that are not frozen. false: all batch norms keep statistics, weights and biases, and
     normalize with the statistics of `init_from`; for fine-tuning on few images."""
     lora: LoraSettings | None = None
-    """Low-rank adapters. null: the weights themselves are trained."""
+    """null: the weights themselves are trained."""
     lr_factors: dict[str, Annotated[float, Field(ge=0)]] = Field(default={})
     """Factors on the learning rate by prefix of the parameter name; the longest matching prefix counts. The parameters
     of an adapter (`lora`) have the factor of the weight that it updates."""

@@ -9,7 +9,7 @@ from facetrain.settings import Positive, Settings
 
 
 class CheckpointSettings(Settings):
-    """Checkpoints."""
+    """When checkpoints are saved, and which are kept."""
 
     every_steps: Positive = 2000
     """Number of steps between two checkpoints. The last step is always saved."""

@@ -39,7 +39,7 @@ class Config(Settings):
 
     recipe: Literal["arcface2022", "head"] = "arcface2022"
     """Defaults of keys that the config does not give. arcface2022: the recipe of arcface_torch's published results
-    (power 2, exact margin gradient). head: its present code (power 1, straight-through gradient)."""
+    (power 2, exact margin gradient). head: its present code, git's HEAD (power 1, straight-through gradient)."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 2048
     """Seed of all random numbers."""
     run: RunSettings = RunSettings()
@@ -47,7 +47,7 @@ class Config(Settings):
     model: ModelSettings = ModelSettings()
     head: HeadSettings = HeadSettings()
     distill: DistillSettings | None = None
-    """Teacher and its loss. null: no teacher."""
+    """null: no teacher."""
     optim: OptimSettings = OptimSettings()
     train: TrainSettings = TrainSettings()
     eval: EvalSettings = EvalSettings()

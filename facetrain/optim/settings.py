@@ -42,7 +42,7 @@ class OptimSettings(Settings):
     decay_norms: bool = True
     """Apply the weight decay to norms and biases, too, as arcface_torch does; AdaFace, CVLface and TFace do not."""
     muon: MuonSettings | None = None
-    """Muon; `{}` for its default values. null: the optimizer of `name` updates all parameters."""
+    """`{}`: Muon with its default values. null: the optimizer of `name` updates all parameters."""
     clip_grad_norm: Annotated[float, Field(gt=0)] | None = 5.0
     """Largest L2 norm of the backbone gradient; a larger gradient is scaled down. null: no clipping."""
     accumulate: Positive = 1

@@ -9,7 +9,7 @@ from facetrain.telemetry.sink import SINKS
 
 
 class LogSettings(Settings):
-    """Reports."""
+    """How often a run reports, and where to."""
 
     every_steps: Positive = 10
     """Number of steps between two reports."""

@@ -66,7 +66,7 @@ class StageSettings(Settings):
 
 
 class StopEarlySettings(Settings):
-    """Early end of a run: when a metric of the verification no longer rises. `{metric: lfw/accuracy}`, for example."""
+    """Early end of a run, when a metric of the verification no longer rises, such as `{metric: lfw/accuracy}`."""
 
     metric: str
     """Metric, as for `checkpoint.best_metric`."""
@@ -91,7 +91,7 @@ class TrainSettings(Settings):
     """Step after which the run ends, if `epochs` does not end it earlier; the learning rate schedule is fitted to it.
     null: after all epochs."""
     stop_early: StopEarlySettings | None = None
-    """When the run ends before its last step. null: never."""
+    """null: the run ends at its last step."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Number format of the backbone. Its last layer and the loss are always computed in float32; in bf16, the products
     with the class centers are not. auto: bf16 where the GPU or the CPU has products of it; otherwise fp16 on a GPU,
