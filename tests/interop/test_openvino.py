@@ -1,4 +1,4 @@
-"""Export to OpenVINO, in an environment that `make interop` installs, run by the code of docs/models.md."""
+"""Export to OpenVINO, in an environment that `make interop` installs, run by the code of docs/deploy/openvino.md."""
 
 import json
 import re
@@ -40,11 +40,10 @@ def write_model(path, name="iresnet", options=_IRESNET):
 
 
 def documented_code():
-    """Return the preparation of the image and the code for OpenVINO, of docs/models.md."""
-    page = (_ROOT / "docs" / "models.md").read_text().split("### Run an exported file")[1]
-    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    (code,) = (block for block in blocks if block.startswith("# openvino\n"))
-    return blocks[0] + code
+    """Return the preparation of the image, of docs/models.md, and the code that runs the file."""
+    models = (_ROOT / "docs" / "models.md").read_text().split("### Run an exported file")[1]
+    pages = models, (_ROOT / "docs" / "deploy" / "openvino.md").read_text()
+    return "".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0] for page in pages)
 
 
 def test_openvino_gives_the_embeddings_of_the_network_with_the_code_of_the_docs(tmp_path):
