@@ -44,7 +44,7 @@ def check_readable(name: str, sample: ImageSample, image_size: int, *, skip_bad:
     check = f"reading of {name}"
     if sample.errors:
         message = _unreadable(sample)
-        advice = "write a copy without them with `facetrain data check --repair`"
+        advice = "write a copy without them with `facetrain data check DATASET --repair FOLDER`"
         if skip_bad and len(sample):
             return warning(check, f"{message}; training skips them (data.bad_records)", advice)
         return failed(check, message, advice if skip_bad else f"{advice}, or set data.bad_records: skip")
@@ -90,7 +90,7 @@ _STORAGE_ADVICE = {
     "have more than 8 bits per channel": "the low bits are dropped: scale them to 8 bits by their real range, and "
     "store them so",
     "have transparency": "transparency is dropped, and hidden colors appear: store images without it",
-    "are gray": "use the color images if they exist; otherwise make training and evaluation agree (augment.gray)",
+    "are gray": "use the color images if they exist; otherwise make training and evaluation agree (data.augment.gray)",
 }
 
 
@@ -108,7 +108,8 @@ def _find_storage(check: str, sample: ImageSample) -> Iterator[CheckResult]:
 
 def _find_swapped_channels(check: str, sample: ImageSample) -> Iterator[CheckResult]:
     advice = (
-        "skin has more red than blue: red and blue are probably swapped; swap them when the images are packed"
+        "skin has more red than blue: red and blue are probably swapped; swap them in the program that wrote the "
+        "images (cv2.imwrite takes BGR)"
     )
     redness = sample.redness_N[~sample.is_gray_N]
     if len(redness) < _FEWEST_IMAGES:
