@@ -235,8 +235,8 @@ class AlignedFaces:
         """Warn of photos with several faces of similar size; the arguments are as in `PhotoCheck.warn`."""
         if several := self._find.several_faces:
             warn(
-                f"{name}: {len(several):,} photos have several faces of similar size, of which the one nearest the "
-                f"center was taken, such as {min(several)}"
+                f"{name}: {len(several):,} photos have several faces of similar size, of which the largest one near "
+                f"the center was taken, such as {min(several)}"
             )
 
 

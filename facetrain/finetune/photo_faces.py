@@ -78,7 +78,8 @@ def write_faces(
             say(f"  {line}")
     if rivals := getattr(finder, "several_faces", None):
         say(
-            f"several faces in {len(rivals):,} photos, of which the one nearest the center was taken: {listed(rivals)}"
+            f"several faces in {len(rivals):,} photos, of which the largest one near the center was taken: "
+            f"{listed(rivals)}"
         )
 
 

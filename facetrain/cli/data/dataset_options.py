@@ -52,7 +52,10 @@ Output = Annotated[
 IMAGE_SIZE = typer.Option(min=16, max=math.isqrt(MAX_PIXELS), help="Width and height of images, in pixels.")
 SEED = typer.Option(min=0, help="Seed of the random selection or order.")
 Seed = Annotated[int, SEED]
-Workers = Annotated[int | None, typer.Option(min=1, help="Threads; the default is one per usable core.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(min=1, help="Threads that read and write images; the default is one per usable core."),
+]
 
 
 @dataclass(frozen=True)
@@ -154,8 +157,8 @@ def print_detections(finder: LandmarkFinder | None) -> None:
         )
     if several_faces:
         echo_line(
-            f"  several faces of similar size in {count_text(len(several_faces), 'image')}, of which the one nearest "
-            f"the center was taken (--json lists all): {first_names(sorted(several_faces))}"
+            f"  several faces of similar size in {count_text(len(several_faces), 'image')}, of which the largest one "
+            f"near the center was taken (--json lists all): {first_names(sorted(several_faces))}"
         )
 
 

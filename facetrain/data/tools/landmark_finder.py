@@ -244,7 +244,7 @@ class YuNet:
         self.fallbacks: dict[str, str] = {}
         """Images whose face was not detected at first, and the attempt that found it."""
         self.several_faces: dict[str, int] = {}
-        """Images with several faces of similar size, and their number; the one nearest the center was taken."""
+        """Images with several faces of similar size, and their number; the largest one near the center was taken."""
         self._creation = threading.Lock()  # OpenCV's log level, which is changed meanwhile, is global
         self._per_thread = threading.local()  # the image size is part of a detector's state
         self._detector()
