@@ -79,7 +79,10 @@ class Checkpoint:
         steps = complete_steps(folder)
         if not steps:
             missing = f"; the one that {LATEST} names is missing" if (folder / LATEST).exists() else ""
-            raise NoCheckpointError(f"{path}: contains no checkpoint{missing}")
+            raise NoCheckpointError(
+                f"{path}: contains no checkpoint{missing}; give the folder of a run that has saved one (`facetrain "
+                "runs` lists them)"
+            )
         if step is not None and step not in steps:
             raise NoCheckpointError(
                 f"{path}: no checkpoint of step {step}; choose one of {', '.join(map(str, steps))}"

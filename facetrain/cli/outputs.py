@@ -52,7 +52,9 @@ def require_existing(*inputs: Path | None) -> None:
     """
     for path in inputs:
         if path is not None and not path.exists():
-            raise UsageError(f"{path}: no such file or folder")
+            # Names of the catalog look like identifiers; a misspelled one is taken for a path.
+            names = ", and no name that `facetrain get` lists" if str(path).isidentifier() else ""
+            raise UsageError(f"{path}: no such file or folder{names}")
 
 
 def require_distinct(*paths: Path | None) -> None:

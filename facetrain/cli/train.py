@@ -13,7 +13,7 @@ import typer
 
 from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import CONFIG_FLAGS, Json, RunDir, Set, find_run
-from facetrain.cli.outputs import echo_line, require_existing, require_writable
+from facetrain.cli.outputs import echo_line, require_writable
 from facetrain.cli.usual_settings import UsualSettings
 from facetrain.errors import FacetrainError, UsageError
 
@@ -222,7 +222,8 @@ def report(
     """Write a report of a run, as one HTML page that needs no network."""
     require_writable(output)
     run_dir = find_run(run_dir)
-    require_existing(run_dir)
+    if not run_dir.exists():  # before torch is imported, which takes seconds
+        raise UsageError(f"{run_dir}: no such folder; `facetrain runs` lists the runs")
     from facetrain.run.folder.run_files import REPORT_FILE
     from facetrain.run.report.page import write_run_report
 

@@ -81,7 +81,9 @@ def convert(path: Path) -> str:
     if loss is not None and not has_margin and "margin_list" not in assigned:
         raise ConfigError(f"{path}: config.loss {loss!r} is unknown; set config.margin_list to (m1, m2, m3)")
     if "rec" not in values:
-        raise ConfigError(f"{path}: config.rec, the folder of the dataset, is missing")
+        raise ConfigError(
+            f'{path}: config.rec, the folder of the dataset, is missing; add the line config.rec = "FOLDER"'
+        )
     try:
         described = _translate(values, path)
     except (TypeError, ValueError, OverflowError, AttributeError) as error:

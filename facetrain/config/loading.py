@@ -144,7 +144,9 @@ def _read(path: Path, *, is_extended: bool = False) -> dict[str, Any]:
             command = f"facetrain config convert {shell_path(path)} > {shell_path(f'{path.stem}.yaml')}"
             raise ConfigError(f"{path}: is a Python file; `{command}` converts a config of arcface_torch")
         if (size := path.stat().st_size) > _MAX_BYTES:
-            raise ConfigError(f"{path}: has {size:,} bytes, too many for a config (at most {_MAX_BYTES:,})")
+            raise ConfigError(
+                f"{path}: has {size:,} bytes, too many for a config (at most {_MAX_BYTES:,}); is it another file?"
+            )
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         advice = "`facetrain config list` shows the presets"

@@ -186,7 +186,10 @@ def _require_saved_by_torch(path: Path) -> None:
         )
     packed = [record.filename for record in records if record.compress_type != zipfile.ZIP_STORED]
     if packed:
-        raise ModelError(f"{path}: has compressed records ({packed[0]}), which torch.save does not write")
+        raise ModelError(
+            f"{path}: has compressed records ({packed[0]}), which torch.save does not write; unpack it, and save the "
+            "weights by `torch.save(model.state_dict(), FILE)`"
+        )
     if any(record.filename.endswith("/archive_format") for record in records):
         raise ModelError(
             f"{path}: is a program that torch.export wrote, which facetrain does not run; give the model that it was "

@@ -104,7 +104,9 @@ def recorded_config(request: TrainRequest) -> tuple[Path, AskedConfig]:
         where = f"{public(mirror.url)}/{CONFIG_FILE}"
         values = parse_values(mirror.read_text(CONFIG_FILE), where)
     else:
-        raise UsageError(f"{folder}: not the folder of a run (it has no {CONFIG_FILE})")
+        raise UsageError(
+            f"{folder}: not the folder of a run (it has no {CONFIG_FILE}); `facetrain runs` lists the runs"
+        )
     config = build_config(values, where, overrides)
     if request.allow_code:
         allow_code_of(config)
@@ -154,7 +156,7 @@ def _sets_that_exist(config: Config) -> tuple[list[str], tuple[str, ...]]:
         return [], ()
     return [], (
         f"{folder} has no verification sets {', '.join(absent)}: training goes without; give the folder of others "
-        "with --set eval.dir=FOLDER and their names with --set eval.targets=[NAME]",
+        "with --set eval.dir=FOLDER and their names with --set 'eval.targets=[NAME]'",
     )
 
 

@@ -305,6 +305,8 @@ for line in {MISSING}:
     lines = done.stdout.splitlines()
     assert len(lines) == len(MISSING), done.stdout
     assert all("no such f" in line or "not the folder of a run" in line for line in lines), done.stdout
+    advice = {line.split()[0]: line.split("`")[1] for line in lines if "`" in line}
+    assert advice["report"] == "facetrain runs" and advice["embed"] == "facetrain get", "a misspelled name"
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

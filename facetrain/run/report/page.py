@@ -67,7 +67,8 @@ def write_run_report(folder: Path, output: Path, history: History | None = None)
     """
     if not is_run(folder):
         raise UsageError(
-            f"{folder}: not the folder of a run (it has no {CONFIG_FILE} and {ENVIRONMENT_FILE})"
+            f"{folder}: not the folder of a run, which has {CONFIG_FILE} and {ENVIRONMENT_FILE}; `facetrain runs` "
+            "lists the runs"
         )
     with os_errors_as(RunError, folder):
         page = render(
