@@ -98,7 +98,7 @@ def finetune(
     echo_line(f"{prepared.place.page}: the choices, the faces and the results")
     kept = prepared.place.model
     exported = shell_path(kept.with_suffix(".onnx"))
-    echo_line(f"next: facetrain export {shell_path(kept)} --format onnx --output {exported}")
+    echo_line(f"next: facetrain export {shell_path(kept)} --output {exported}")
 
 
 @contextmanager

@@ -115,7 +115,7 @@ def _next_commands(folder: Path, config: Config, ended_by: str) -> list[str]:
         lines.append(f"  facetrain eval {quoted} --target {shell_path(targets[0])}{data}{allowed}")
     lines += [
         f"  facetrain resume {quoted} --set {ended_by}=MORE{allowed}",
-        f"  facetrain export {quoted} --format onnx --output {shell_path(folder / 'model.onnx')}{allowed}",
+        f"  facetrain export {quoted} --output {shell_path(folder / 'model.onnx')}{allowed}",
     ]
     if board.is_dir():
         lines.append(f"  tensorboard --logdir {shell_path(board)}")

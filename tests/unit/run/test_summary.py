@@ -88,7 +88,7 @@ def test_the_next_commands_find_the_sets_and_allow_the_code_of_the_run(tmp_path,
     allow, folder = " --allow-code", re.escape(str(tmp_path))
     assert f"  facetrain eval {tmp_path} --target {target}{options}{allow}\n" in text
     assert f"  facetrain resume {tmp_path} --set train.max_steps=MORE{allow}\n" in text
-    assert re.search(f"\n  facetrain export {folder} --format onnx --output .*{allow}$", text)
+    assert re.search(f"\n  facetrain export {folder} --output .*{allow}$", text)
 
 
 @pytest.mark.parametrize(
