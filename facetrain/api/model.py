@@ -274,8 +274,8 @@ def load_model(
         >>> model = facetrain.load_model("runs/quickstart")
 
     Args:
-        path: a run folder, a checkpoint, a .safetensors file, a .pt or .pth file of arcface_torch, an .onnx file, or
-            a -symbol.json file of MXNet.
+        path: a run folder, a checkpoint, a model file (.safetensors, .pt, .pth, .ckpt, .onnx, -symbol.json), a folder
+            of CVLface or timm, an address, or a name of `facetrain get`.
         device: `cpu`, `cuda`, or `auto`, which takes a GPU if there is one: under torchrun that of this rank.
         detector: `yunet`, which is downloaded, or the file of this detector: it aligns the face of each photo.
         allow_code: whether the code of a network that the file names (MODULE:NAME) may run. Only for files that you

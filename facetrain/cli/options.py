@@ -103,8 +103,8 @@ Set = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the config. May be repeated."),
 ]
 MODEL_HELP = (
-    "Model to run: a run folder, a checkpoint, a .safetensors file, a .pt or .pth file of arcface_torch, an .onnx "
-    "file, a -symbol.json file of MXNet, an address (hf://, https://, s3://, gs://), or a name of `facetrain get`."
+    "Model to run: a run folder, a checkpoint, a model file (.safetensors, .pt, .pth, .ckpt, .onnx, -symbol.json), a "
+    "folder of CVLface or timm, an address (hf://, https://, s3://, gs://), or a name of `facetrain get`."
 )
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help=MODEL_HELP, parser=local_file)]
 Detector = Annotated[
