@@ -38,7 +38,7 @@ def train(
         Path | None,
         typer.Option(
             *CONFIG_FLAGS,
-            help="Config: a YAML file, or the name of a preset; by default an r18 in bf16 with 64 images per step.",
+            help="Config: a YAML file, or the name of a preset; by default an r18 with 64 images per process.",
         ),
     ] = None,
     set_: Set = None,

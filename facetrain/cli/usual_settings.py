@@ -18,8 +18,8 @@ class UsualSettings:
         str | None,
         typer.Option(
             metavar="DATASET",
-            help="Dataset to train on. The numbers of identities and images in the config are ignored. Its own "
-            "verification sets are used if they lie beside the data; if none does, all sets that lie there.",
+            help="Dataset to train on. The numbers of identities and images in the config are ignored. Of its "
+            "verification sets, those beside the dataset are used; if there is none, all sets that lie there.",
         ),
     ] = None
     epochs: Annotated[int | None, typer.Option(help="Passes over the dataset (train.epochs).")] = None
