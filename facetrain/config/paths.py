@@ -12,7 +12,7 @@ from facetrain.config.schema import Config
 from facetrain.data.settings import SET_SUFFIXES
 from facetrain.errors import FacetrainError
 from facetrain.remote.address import is_read_in_place, is_remote
-from facetrain.remote.download import is_name, pinned
+from facetrain.remote.download import address_of, is_name, pinned
 
 _PATHS = (
     "run.dir",
@@ -75,7 +75,8 @@ def with_downloads(
     Args:
         config: the settings.
         pin: downloads an address or a name of the catalog; returns the address with its version.
-        has_weights: whether the run continues from a checkpoint, which has the weights of `model.init_from`.
+        has_weights: whether the run continues from a checkpoint, which has the weights of `model.init_from`: this
+            address gets no version.
 
     Raises:
         FacetrainError: an address cannot be used, or a download failed.
@@ -84,10 +85,9 @@ def with_downloads(
     for key in _DOWNLOADED:
         section, _, name = key.partition(".")
         path = _value(plain, key)
-        if has_weights and key == "model.init_from":
-            continue
+        is_restored = has_weights and key == "model.init_from"
         if path and is_name(path) and not (key == "data.train" and is_read_in_place(path)):
-            plain[section][name] = _pinned_for(key, path, pin)
+            plain[section][name] = _pinned_for(key, path, address_of if is_restored else pin)
     addresses = [(target, address_of_set(target, config.eval_dir)) for target in config.eval.targets]
     plain["eval"]["targets"] = [
         _pinned_for("eval.targets", address, pin) if address else target for target, address in addresses

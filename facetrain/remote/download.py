@@ -91,6 +91,12 @@ def pinned(name: str) -> str:
     return name if _COMMIT.search(name) or _CHECKSUM.search(name) else fetch(name)[1]
 
 
+def address_of(name: str) -> str:
+    """Return the address of a name of the catalog, without its version; another text as it is."""
+    entry = None if is_remote(name) else find_entry(name)
+    return (entry.address if entry else None) or name
+
+
 def is_download(path: Path) -> bool:
     """Return whether a path is in the cache, where a changed file would count as damaged."""
     with suppress(OSError):  # a user without a home folder has no downloads

@@ -25,6 +25,7 @@ from facetrain.run.folder.compatibility import (
     check_compatibility,
     check_initial,
     check_meaning,
+    describe_initial,
     find_config_changes,
     lookup,
     saved_config,
@@ -146,13 +147,7 @@ def _continued(
                 plan.config, {each.key: each.before for each in kept}, str(checkpoint.folder)
             ),
             "changes": tuple(changes),
-            "chosen": (
-                *plan.chosen,
-                *(
-                    f"{each.key}: {each.now} has no effect: the run has begun with {each.before}"
-                    for each in kept
-                ),
-            ),
+            "chosen": (*plan.chosen, *describe_initial(kept)),
             "is_over": has_ended and is_verified and has_results,
         }
     )

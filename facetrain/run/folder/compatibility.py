@@ -15,6 +15,7 @@ from facetrain.checkpoint.load import Checkpoint
 from facetrain.config.loading import build_config, is_set, is_within, parse_values, plain_config
 from facetrain.config.schema import Config
 from facetrain.errors import ConfigError
+from facetrain.remote.address import without_version
 from facetrain.strict_yaml import dump_in_line
 
 _NETWORK_KEYS = (
@@ -126,6 +127,19 @@ def check_initial(changes: list[ConfigChange], set_keys: Set[str]) -> None:
                 f"{change}: decides the first weights of a run, and a resume has those of its checkpoint; remove the "
                 "--set, or start a new run"
             )
+
+
+def describe_initial(changes: list[ConfigChange]) -> list[str]:
+    """Return lines that say that changed values of `INITIAL_KEYS` have no effect.
+
+    There is none for an address that differs from the recorded one by its version alone: the command that began the
+    run has it.
+    """
+    return [
+        f"{each.key}: {json.dumps(each.now)} has no effect: the run has begun with {json.dumps(each.before)}"
+        for each in changes
+        if without_version(str(each.before)) != without_version(str(each.now))
+    ]
 
 
 def check_compatibility(checkpoint: Checkpoint, config: Config, *, total_steps: int) -> None:

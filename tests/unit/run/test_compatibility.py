@@ -7,12 +7,15 @@ from types import SimpleNamespace
 import pytest
 
 from facetrain.config.loading import build_config, plain_config
+from facetrain.config.paths import with_absolute_paths, with_downloads
 from facetrain.errors import ConfigError
+from facetrain.remote.catalog import catalog
 from facetrain.run.folder.compatibility import (
     ConfigChange,
     check_compatibility,
     check_initial,
     check_meaning,
+    describe_initial,
     differences,
     find_config_changes,
 )
@@ -137,3 +140,21 @@ def test_another_first_model_is_refused_if_the_command_line_sets_it(key):
         check_initial(changes, {key})
     check_initial(changes, {"train.epochs"})
     check_initial([], {key})
+
+
+@pytest.mark.parametrize(
+    ("begun", "written", "lines"),
+    [
+        ("hf://org/net@0123abc", "hf://org/net", []),
+        ("hf://org/net@0123abc", "hf://org/net@main", []),
+        ("https://host/net.onnx#sha256=00", "https://host/net.onnx", []),
+        (f"{catalog()['w600k_mbf'].address}#sha256=00", "w600k_mbf", []),
+        (None, "hf://o/n", ['model.init_from: "hf://o/n" has no effect: the run has begun with null']),
+        ("/a.pt", "/b.pt", ['model.init_from: "/b.pt" has no effect: the run has begun with "/a.pt"']),
+    ],
+)
+def test_another_first_model_has_no_effect_on_a_run_and_the_one_that_began_it_no_line(begun, written, lines):
+    values = {"data": {"train": "/x"}, "model": {"init_from": written}, "eval": {"targets": []}}
+    config = with_absolute_paths(with_downloads(build_config(values, "x"), has_weights=True))
+    change = ConfigChange(key="model.init_from", before=begun, now=config.model.init_from)
+    assert describe_initial([change]) == lines
