@@ -194,13 +194,18 @@ class Mirror:
 
         If its manifest `name` is damaged, any object of the step may be one of them.
         """
+        if (files := self._files_of(name)) is None:
+            return {name for name, other, _ in _parsed(objects) if other == step}
+        return {name, *(_object_name(step, entry) for entry in files)}
+
+    def _files_of(self, name: str) -> tuple[FileEntry, ...] | None:
+        """Return the files that a manifest lists; None if it is damaged."""
         with tempfile.TemporaryDirectory() as folder:
             self._store.download(name, Path(folder, MANIFEST))
             try:
-                files = read_manifest(Path(folder)).files
+                return read_manifest(Path(folder)).files
             except DamagedCheckpointError:
-                return {name for name, other, _ in _parsed(objects) if other == step}
-        return {name, *(_object_name(step, entry) for entry in files)}
+                return None
 
     def leave_after(self, step: int) -> None:
         """Keep the checkpoints after a step, from which the run continues, but no longer count them."""
@@ -216,9 +221,9 @@ class Mirror:
                 self._store.remove(_manifest_name(later))
 
     def has_left(self, manifest: Manifest) -> bool:
-        """Return whether a checkpoint is one that the run no longer counts."""
+        """Return whether a checkpoint, by its files, is one that the run no longer counts."""
         return any(
-            self._store.read(name) == manifest.dump()
+            self._files_of(name) == manifest.files
             for name, step, file in _parsed(self._objects())
             if step == manifest.step and _LEFT_MANIFEST.fullmatch(file)
         )

@@ -83,7 +83,8 @@ def _left_steps(folder: Path, mirror: Mirror, stored: Sequence[int], local: Sequ
     for step in reversed(local):
         try:
             manifest = read_manifest(step_folder(folder / CHECKPOINTS, step))
-            if step in stored and mirror.manifest(step).digest == manifest.digest:
+            # By the files: a step whose verification a signal has interrupted is saved again, with its metrics.
+            if step in stored and mirror.manifest(step).files == manifest.files:
                 break
         except DamagedCheckpointError:  # it is fetched again, or reported
             break

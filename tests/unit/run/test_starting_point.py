@@ -5,6 +5,7 @@ import shutil
 from functools import partial
 
 import pytest
+import torch
 
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.mirror import Mirror
@@ -18,6 +19,10 @@ from facetrain.run.request import TrainRequest
 from tests.support.mirrored import URL, save, upload
 
 pytestmark = pytest.mark.usefixtures("store")
+
+
+OTHER = {"replicated": {"backbone.w": torch.ones(5)}}
+"""Options of a checkpoint of another course of the run."""
 
 
 def chosen(folder, step=None, *, separate=False, may_be_new=False):
@@ -79,13 +84,27 @@ def test_what_the_run_has_left_on_another_disk_does_not_count(tmp_path, newest):
     upload(here, *[save(here, step) for step in (2, 4, 6)])
     save(here, 7)  # was not uploaded before the host was lost
     Mirror(URL).leave_after(2)
-    upload(there, *[save(there, step, note="other course") for step in (4, newest)], keep=9)
+    upload(there, *[save(there, step, note="other course", **OTHER) for step in (4, newest)], keep=9)
     start = find_starting_point(here, Mirror(URL), Hosts(), step=None, may_be_new=False)
     assert start.left_steps == (7, 6, 4) and start.is_fetched
     assert start.checkpoint.step == newest and start.checkpoint.meta["note"] == "other course"
     assert chosen(here, 4) == (4, True) and chosen(here, 2) == (2, False)
     with pytest.raises(NoCheckpointError, match="has left the one in"):
         chosen(here, 13 - newest)
+
+
+def test_a_step_that_was_saved_again_with_its_metrics_is_of_the_same_course(tmp_path):
+    upload(tmp_path, *[save(tmp_path, step) for step in (2, 4)])
+    for step in (4, 6, 8):  # while the store does not answer
+        save(tmp_path, step, note="verified")
+    start = find_starting_point(tmp_path, Mirror(URL), Hosts(), step=None, may_be_new=False)
+    assert (start.checkpoint.step, start.left_steps) == (8, ())
+    there = tmp_path / "there"
+    there.mkdir()
+    Mirror(URL).leave_after(2)
+    upload(there, save(there, 3, **OTHER))
+    start = find_starting_point(tmp_path, Mirror(URL), Hosts(), step=None, may_be_new=False)
+    assert (start.checkpoint.step, start.left_steps) == (3, (8, 6, 4))
 
 
 def test_checkpoints_that_the_mirror_has_never_had_or_no_longer_has_count(tmp_path):
@@ -115,7 +134,7 @@ def test_the_config_of_an_address_is_that_of_the_disk_with_the_newest_checkpoint
     assert rate() == 0.1
     Mirror(URL).leave_after(2)
     assert rate() == 0.1, "the mirror has nothing that is new here"
-    upload(there, save(there, 4, note="other course"))
+    upload(there, save(there, 4, **OTHER))
     assert rate() == 0.2
 
 
