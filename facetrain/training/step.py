@@ -160,10 +160,12 @@ class TrainStep:
             if own
             else ""
         )
+        # The last step that was taken has weights from which no other could be taken.
+        sound = self._number - int(state.skips_in_a_row)
         return DivergedError(
             f"{what} (loss {loss:g}, gradient norm {norm:g}; diverged.json lists its images); {advice}lower "
-            "optim.lr, raise optim.warmup_epochs or set train.precision to fp32 if it is not, and resume from "
-            "the last checkpoint, or start again if there is none",
+            "optim.lr, raise optim.warmup_epochs or set train.precision to fp32 if it is not, and resume from a "
+            f"checkpoint before step {sound} (--checkpoint), or start again if there is none",
             report,
         )
 
