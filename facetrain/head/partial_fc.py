@@ -566,9 +566,10 @@ def _autocast_dtype(device: torch.device) -> torch.dtype | None:
 
 def _names_of_state(margin: Margin) -> set[str]:
     first, second = margin.state(), margin.state()
-    if copies := [name for name, tensor in first.items() if tensor.data_ptr() != second[name].data_ptr()]:
-        raise UsageError(
-            f"the margin {margin.name}: {', '.join(copies)} in its state is a new tensor at each call, so that no "
-            "checkpoint could restore it; return the tensors that the margin reads"
-        )
+    for name, value in first.items():
+        if not isinstance(value, Tensor) or value.data_ptr() != second[name].data_ptr():
+            raise UsageError(
+                f"the margin {margin.name}: {name} in its state is no tensor, or a new one at each call, so that no "
+                "checkpoint could restore it; return the tensor that the margin reads"
+            )
     return set(first)

@@ -129,6 +129,10 @@ def own_margin(
             "by the cosines and the norms alone; make them buffers or numbers"
         )
     if isinstance(part, nn.Module) and [each.name for each in _positional(part)][1:] == ["labels"]:
+        if not hasattr(part, "s"):
+            raise UsageError(
+                f"the margin {name_of(part)} takes logits and labels; give it the scale of the logits as `s`"
+            )
         common = {"scale": part.s, "filter_threshold": getattr(part, "interclass_filtering_threshold", 0.0)}
         return ForeignMargin(_TargetCosine(part), {}, module=part, **common)
     return _made(part, options, common, ForeignMargin)

@@ -289,7 +289,8 @@ def test_a_margin_whose_state_appears_with_the_first_batch_is_refused():
         small_head(Late)(*batch())
 
 
-def test_a_margin_whose_state_cannot_be_loaded_is_refused():
+@pytest.mark.parametrize("in_state", [torch.tensor, float])
+def test_a_margin_whose_state_cannot_be_loaded_is_refused(in_state):
     class Counts(Margin):
         count = 0.0
 
@@ -297,9 +298,9 @@ def test_a_margin_whose_state_cannot_be_loaded_is_refused():
             return cos_G - self.count
 
         def state(self):
-            return {"count": torch.tensor(self.count)}
+            return {"count": in_state(self.count)}
 
-    with pytest.raises(UsageError, match="the margin Counts: count .* new tensor"):
+    with pytest.raises(UsageError, match="the margin Counts: count .* no tensor, or a new one"):
         small_head(Counts)
 
 
