@@ -133,10 +133,11 @@ def _model_before(checkpoint: Checkpoint, plan: RunPlan) -> dict[str, Any]:
 
     It is not that of the model in the checkpoint if this has the same data: their cards may have been corrected.
     """
-    # Not by the path: of data that was moved, each calibration would warn that it is missing at the old one.
+    # By the images, not by their paths: of data that was moved, each calibration would warn that it is missing at the
+    # old one.
     has_same_data = all(
         plan.inputs[name] == checkpoint.meta.get(name)
-        for name in ("dataset", "records", "samples", "objects", "mixture")
+        for name in ("dataset", "records", "samples", "objects")
     )
     found = checkpoint.meta.get("earlier" if has_same_data else "model")
     return found if isinstance(found, dict) else {}
