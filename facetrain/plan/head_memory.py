@@ -75,7 +75,7 @@ def head_memory(load: HeadLoad) -> HeadMemory:
             _forward_backward(head, label_G)
         peak, accumulated = live.peak - before, live.now - before
         live.history = [live.now]
-        if load.trained and not head.update_in_backward:
+        if not head.update_in_backward:
             scalar = torch.zeros((), device=head.device)
             head.step(scalar + 1, scalar)
         update = live.peak - before if accumulated else 0
