@@ -46,7 +46,7 @@ class RankScale(ScoreScale):
     """
 
     edge_E: tuple[float, ...] = ()
-    """The scores with equal steps, ascending from `low` to `high`."""
+    """The scores with equal steps, ascending from `low`."""
 
     def distance(self, score: np.ndarray) -> np.ndarray:
         """Return the distance from 0 to 4 of each score."""
@@ -73,10 +73,15 @@ def scale_of(score_P: np.ndarray, same_P: np.ndarray) -> ScoreScale:
     """
     if -1 <= score_P.min() < 0 and _LEAST_MATCH <= score_P.max() <= 1:
         return COSINE
-    edge_E = np.union1d(_ranked(score_P[same_P]), -_ranked(-score_P[~same_P]))
-    low, high = float(edge_E[0]), float(edge_E[-1])
+    genuine_P, impostor_P = score_P[same_P], score_P[~same_P]
+    low, high = float(score_P.min()), float(score_P.max())
     if high == low:
         high = max(low + 1, float(np.nextafter(low, np.inf)))  # above 2^53, low + 1 is low
+    if len(genuine_P) and len(impostor_P) and (lowest := float(genuine_P.min())) > impostor_P.max():
+        # All thresholds in the gap are right. Those at ranks above it are right on nine folds too, and would refuse the
+        # lowest genuine score if that is in the tenth.
+        return RankScale(low, high, "score", (low, lowest))
+    edge_E = np.union1d(_ranked(genuine_P), -_ranked(-impostor_P))
     return RankScale(low, high, "score", (low, *edge_E[1:-1].tolist(), high))
 
 

@@ -70,6 +70,18 @@ def test_neither_skewed_scores_nor_an_outlier_change_the_accuracy(tmp_path):
     assert outlier.metrics["accuracy"] == pytest.approx(found.metrics["accuracy"], abs=4 / 4000)
 
 
+@pytest.mark.parametrize("gap", [20, 0.001])
+def test_scores_that_a_threshold_separates_have_accuracy_1(tmp_path, gap):
+    genuine = np.arange(200) % 2 == 0
+    score = np.random.default_rng(0).uniform(0, 50, 200)
+    score[genuine] += gap + score[~genuine].max() - score[genuine].min()
+    columns = {"score": [repr(one) for one in score.tolist()], "genuine": genuine.astype(int)}
+    result = evaluated(tmp_path / "scores.csv", columns)
+    assert result.metrics["accuracy"] == 1 and result.interval["accuracy"][1] == 1
+    assert score[~genuine].max() < result.threshold["accuracy"] <= score[genuine].min()
+    assert result.histogram.genuine.sum() == result.histogram.impostor.sum() == 100
+
+
 @pytest.mark.parametrize("digits", [0, 2, 3])
 def test_the_threshold_of_the_folds_accepts_what_they_accept(tmp_path, digits):
     random = np.random.default_rng(digits)
