@@ -114,6 +114,7 @@ def _print(path: Path | None, model: Path, thresholds: Sequence[Threshold]) -> N
         line = f"  FMR {each.fmr:g}  cosine >= {each.cosine:.4f}  FMR of other people [{low:.2g}, {high:.2g}]"
         if each.fnmr is not None and each.fnmr_interval is not None:
             line += f"  FNMR {each.fnmr:.3%} [{each.fnmr_interval[0]:.3%}, {each.fnmr_interval[1]:.3%}]"
-        echo_line(f"{line}  {few_errors(round(each.fmr * each.impostors), 'false accept')}".rstrip())
+        assert each.false_accepts is not None, "only a stored threshold may lack it"
+        echo_line(f"{line}  {few_errors(each.false_accepts, 'false accept')}".rstrip())
     if path:
         echo_line(f"next: facetrain compare {shell_path(path)} A.jpg B.jpg")

@@ -55,6 +55,8 @@ class Threshold:
     impostors: int
     """Number of impostor pairs of the measurement."""
     subjects: int
+    false_accepts: int | None = None
+    """Number of these impostor pairs that reach the cosine; None in a file without it."""
     flip: Literal[True] = True
     """It holds for sums of the embeddings of an image and of its mirror image, for programs that read the file: a plain
     embedding has a higher false non-match rate at the same cosine."""
@@ -108,6 +110,8 @@ def calibrate(
     for fmr in fmrs:
         accepted = int(impostors * fmr * ROUNDING)
         cosine = _lowest_threshold(highest_P, accepted)
+        # Fewer than allowed where scores are equal.
+        false_accepts = int(np.count_nonzero(highest_P >= cosine))
         # The pairs among which the thresholds of all draws are, in descending order of their scores.
         lowest = highest_P[min(max(_DRAWN_FMR * accepted, _LEAST_DRAWN), impostors) - 1]
         first_P, second_P = np.nonzero(impostor_NN & (score_NN >= lowest))
@@ -120,12 +124,15 @@ def calibrate(
             Threshold(
                 fmr=fmr,
                 cosine=cosine,
-                fmr_interval=_fmr_interval(*near, len(near_P), fmr, image_S, draws),
+                fmr_interval=_fmr_interval(
+                    *near, len(near_P), fmr, false_accepts / impostors, image_S, draws
+                ),
                 fnmr=fnmr,
                 fnmr_interval=fnmr_interval,
                 data=data,
                 impostors=impostors,
                 subjects=len(image_S),
+                false_accepts=false_accepts,
             )
         )
     return thresholds
@@ -212,6 +219,7 @@ def _fmr_interval(
     second_P: np.ndarray,
     pairs: int,
     fmr: float,
+    measured: float,
     image_S: np.ndarray,
     draws: Draws,
 ) -> Interval:
@@ -226,6 +234,7 @@ def _fmr_interval(
         second_P: subject of the other side.
         pairs: number of pairs that they are from.
         fmr: the promised rate.
+        measured: rate of the set itself at the threshold.
         image_S: number of images of each subject, int (S,).
         draws: bootstrap draws of subjects.
     """
@@ -246,7 +255,7 @@ def _fmr_interval(
 
     drawn = bootstrap.replicate(rates, subjects, draws, pairs=len(score_P))
     # Without an interval all draws have one person only, which show nothing.
-    return bootstrap.interval(drawn["fmr"], subjects, fmr) or (0.0, 1.0)
+    return bootstrap.interval(drawn["fmr"], subjects, measured) or (0.0, 1.0)
 
 
 def _fnmr(

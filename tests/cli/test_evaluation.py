@@ -135,6 +135,8 @@ def test_calibrated_thresholds_decide_and_travel_with_the_model(model, tmp_path)
     shown = output_of("calibrate", model, "--target", tmp_path / "faces", "--fmr", 0.01, "--fmr", 0.1)
     assert "intervals rest on 12 subjects" in shown
     assert "2,376 impostor pairs of 12 people in faces" in shown and "FMR 0.01  cosine >= " in shown
+    # Of the 23.76 that the rate allows.
+    assert "uncertain: rests on 23 false accepts" in shown
     assert "for the sum of the embeddings of an image and of its mirror image" in shown
     here = ["--target", ".", "--fmr", 0.1, "--output", tmp_path / "here.safetensors"]
     assert "12 people in faces" in output_of("calibrate", model, *here, cwd=tmp_path / "faces")

@@ -62,7 +62,9 @@ _THRESHOLD = {
     "fmr": 1e-3, "cosine": 0.3, "fmr_interval": [0.0, 0.1], "fnmr": 0.1, "fnmr_interval": [0.0, 0.2], "data": "x",
     "impostors": 1000, "subjects": 50,
 }  # fmt: skip
-THRESHOLDS = json.dumps([_THRESHOLD, _THRESHOLD | {"fnmr": None, "fnmr_interval": None}]).encode()
+THRESHOLDS = json.dumps(
+    [_THRESHOLD, _THRESHOLD | {"fnmr": None, "fnmr_interval": None, "false_accepts": 1}]
+).encode()
 _FILE = {"name": "rows_00000_of_00001.safetensors", "size": 3, "sha256": "0" * 64, "start": 0, "stop": 10}
 CHECKPOINT = json.dumps({
     "format": FORMAT, "sha256": "", "step": 3, "world_size": 1, "num_classes": 10, "files": [_FILE],
