@@ -124,9 +124,7 @@ def calibrate(
             Threshold(
                 fmr=fmr,
                 cosine=cosine,
-                fmr_interval=_fmr_interval(
-                    *near, len(near_P), fmr, false_accepts / impostors, image_S, draws
-                ),
+                fmr_interval=_fmr_interval(*near, len(near_P), fmr, false_accepts, image_S, draws),
                 fnmr=fnmr,
                 fnmr_interval=fnmr_interval,
                 data=data,
@@ -219,14 +217,15 @@ def _fmr_interval(
     second_P: np.ndarray,
     pairs: int,
     fmr: float,
-    measured: float,
+    false_accepts: int,
     image_S: np.ndarray,
     draws: Draws,
 ) -> Interval:
     """Return the interval of the false match rate of other people at the threshold of a rate.
 
-    Each draw of subjects has a threshold of its own, and gives the false match rate of the set there. At a fixed
-    threshold the interval would be too narrow: the threshold follows from the same people.
+    It has the outer ends of two intervals. For one, each draw of subjects has a threshold of its own, and gives the
+    false match rate of the set there; for the other, it gives its own rate at the threshold of the set. Each of them
+    alone is too narrow for some populations.
 
     Args:
         score_P: scores of evenly spaced ones of the impostor pairs with the highest scores, descending, (P,).
@@ -234,7 +233,7 @@ def _fmr_interval(
         second_P: subject of the other side.
         pairs: number of pairs that they are from.
         fmr: the promised rate.
-        measured: rate of the set itself at the threshold.
+        false_accepts: number of pairs that reach the threshold of the set.
         image_S: number of images of each subject, int (S,).
         draws: bootstrap draws of subjects.
     """
@@ -250,12 +249,20 @@ def _fmr_interval(
         first_rejected_R = score_P[np.minimum(accepted_R, len(score_P) - 1)]
         strictly_R = np.searchsorted(-score_P, -first_rejected_R, side="left")
         accepted_R = np.where(accepted_R < len(score_P), strictly_R, accepted_R)
+        false_R = each * weight_RP[:, : round(false_accepts / each)].sum(1, dtype=np.int64)
         # A draw that has one person only has no impostor pairs; the interval ignores NaN.
-        return {"fmr": np.where(total_R > 0, accepted_R * each / impostors, np.nan)}
+        return {
+            "of set": np.where(total_R > 0, accepted_R * each / impostors, np.nan),
+            "of draw": bootstrap.share(false_R, total_R),
+        }
 
     drawn = bootstrap.replicate(rates, subjects, draws, pairs=len(score_P))
     # Without an interval all draws have one person only, which show nothing.
-    return bootstrap.interval(drawn["fmr"], subjects, measured) or (0.0, 1.0)
+    ends = [
+        bootstrap.interval(rate_R, subjects, false_accepts / impostors) or (0.0, 1.0)
+        for rate_R in drawn.values()
+    ]
+    return min(low for low, _ in ends), max(high for _, high in ends)
 
 
 def _fnmr(

@@ -68,7 +68,7 @@ def test_the_intervals_are_those_of_the_rates_of_all_pairs_in_every_draw():
     first, second = np.triu_indices(len(unit), 1)
     score, same = (unit @ unit.T)[first, second], label[first] == label[second]
     impostor, is_rejected = score[~same], score < found.cosine
-    fmr, fnmr = [], []
+    fmr_of_set, fmr_of_draw, fnmr = [], [], []
     for drawn in next(draw_subjects(30, 40, pairs=30)).astype(np.int64):
         weight = drawn[label[first]] * np.where(same, 1, drawn[label[second]])
         of_impostors = weight[~same]
@@ -78,10 +78,14 @@ def test_the_intervals_are_those_of_the_rates_of_all_pairs_in_every_draw():
         threshold = min(cosine for share, cosine in shares if share <= 0.05)
         rejected = impostor[impostor < threshold].max()
         # Pairs that the draw lacks are accepted up to the first one that it has no room for.
-        fmr.append(np.mean(impostor > rejected))
+        fmr_of_set.append(np.mean(impostor > rejected))
+        fmr_of_draw.append(of_impostors[impostor >= found.cosine].sum() / of_impostors.sum())
         fnmr.append(weight[same & is_rejected].sum() / weight[same].sum())
     measured = found.false_accepts / len(impostor)
-    assert found.fmr_interval == pytest.approx(interval(np.array(fmr), 30, measured))
+    lows, highs = zip(
+        *(interval(np.array(rates), 30, measured) for rates in (fmr_of_set, fmr_of_draw)), strict=True
+    )
+    assert found.fmr_interval == pytest.approx((min(lows), max(highs)))
     assert found.fnmr_interval == interval(np.array(fnmr), 30, is_rejected[same].mean())
 
 
