@@ -33,7 +33,7 @@ Their 32 million pairs have 30 false matches at an FMR of 1e-6, as `roc.RULE_OF_
 _DRAWN_FMR, _LEAST_DRAWN = 10, 20_000
 """In a draw of subjects, the threshold is searched up to this multiple of the false match rate, or so many pairs."""
 _MOST_DRAWN = 200_000
-"""Most pairs that are counted in each draw: the error of a rate is below 1 % with so many."""
+"""Most pairs that are counted in each draw: the error of a rate is about 1 % with so many."""
 _MOST_REJECTED = 0.5
 """A threshold with a false non-match rate of at least this is used only if its false match rate is given."""
 
@@ -112,19 +112,25 @@ def calibrate(
         cosine = _lowest_threshold(highest_P, accepted)
         # Fewer than allowed where scores are equal.
         false_accepts = int(np.count_nonzero(highest_P >= cosine))
-        # The pairs among which the thresholds of all draws are, in descending order of their scores.
+        # The pairs among which the thresholds of all draws are, in descending order of their scores. Some are taken
+        # before they are sorted: at a high rate there are tens of millions. They are drawn at random: evenly spaced
+        # ones can all be of few people, if the order of the images repeats.
         lowest = highest_P[min(max(_DRAWN_FMR * accepted, _LEAST_DRAWN), impostors) - 1]
-        first_P, second_P = np.nonzero(impostor_NN & (score_NN >= lowest))
-        near_P = score_NN[first_P, second_P]
-        order = np.argsort(-near_P, kind="stable")
-        order = order[:: math.ceil(len(order) / _MOST_DRAWN)]
-        near = near_P[order], subject_N[first_P[order]], subject_N[second_P[order]]
+        near_P = np.flatnonzero(impostor_NN & (score_NN >= lowest))
+        pairs = len(near_P)
+        if pairs > _MOST_DRAWN:
+            near_P = np.random.default_rng(draws.seed).choice(
+                near_P, _MOST_DRAWN, replace=False, shuffle=False
+            )
+        near_P = near_P[np.argsort(-score_NN.ravel()[near_P], kind="stable")]
+        first_P, second_P = np.divmod(near_P, len(subject_N))
+        near = score_NN[first_P, second_P], subject_N[first_P], subject_N[second_P]
         fnmr, fnmr_interval = _fnmr(score_NN[genuine_NN] < cosine, person_P, len(image_S), draws)
         thresholds.append(
             Threshold(
                 fmr=fmr,
                 cosine=cosine,
-                fmr_interval=_fmr_interval(*near, len(near_P), fmr, false_accepts, image_S, draws),
+                fmr_interval=_fmr_interval(*near, pairs, fmr, false_accepts, image_S, draws),
                 fnmr=fnmr,
                 fnmr_interval=fnmr_interval,
                 data=data,
@@ -228,7 +234,7 @@ def _fmr_interval(
     alone is too narrow for some populations.
 
     Args:
-        score_P: scores of evenly spaced ones of the impostor pairs with the highest scores, descending, (P,).
+        score_P: scores of random ones of the impostor pairs with the highest scores, descending, (P,).
         first_P: subject of one side of these pairs, int (P,).
         second_P: subject of the other side.
         pairs: number of pairs that they are from.

@@ -102,6 +102,19 @@ def test_the_promised_rate_is_inside_the_interval_that_other_people_give():
     assert inside >= 0.8 * trials
 
 
+def test_some_of_the_pairs_give_the_interval_of_all(monkeypatch):
+    unit, label = faces(np.random.default_rng(0), 40, images=20)
+    # In this order, every 39th pair is of the same few people.
+    order = np.arange(len(label)).reshape(40, -1).T.ravel()
+    found = []
+    for most in (1_000_000, 8_000):
+        monkeypatch.setattr(calibration, "_MOST_DRAWN", most)
+        found += calibrate(unit[order], label[order], [0.3], data="x", draws=Draws(100))
+    every, some = found
+    assert some.fmr_interval == pytest.approx(every.fmr_interval, rel=0.15)
+    assert (some.cosine, some.false_accepts) == (every.cosine, every.false_accepts)
+
+
 def test_equal_scores_are_accepted_together_or_not_at_all():
     unit = np.eye(4, dtype=np.float32)[[0, 0, 0, 1, 2, 3]]
     # Impostor pairs: three with cosine 1, twelve with cosine 0. At most two of fifteen may be accepted.
