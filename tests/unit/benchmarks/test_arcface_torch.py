@@ -46,7 +46,7 @@ def test_the_step_has_the_loss_of_the_head_and_learns():
     head.weight.data.copy_(step.centers.data)
     for group in step.optimizer.param_groups:
         group["lr"] = 0.01
-    head.begin_step(0)
+    head.begin_step(0, lr=0.0)
     expected = head(small_backbone()(image), label).item()
     losses = [step(image, label) for _ in range(4)]
     assert losses[0] == pytest.approx(expected, rel=1e-5)
