@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,9 @@ def build_margin(settings: MarginSettings, *, seed: int = 0) -> Margin:
         "seed": seed,
     }
     if is_place(settings.type):
-        return own_margin(load_part(settings.type, "head.margin.type"), settings.options, common)
+        # Its own copy: heads of one process, as of several datasets, would share the buffers of a module.
+        part = deepcopy(load_part(settings.type, "head.margin.type"))
+        return own_margin(part, settings.options, common)
     return make_margin(settings.type, **common, **_numbers(settings))
 
 

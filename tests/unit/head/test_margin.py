@@ -9,7 +9,7 @@ from facetrain.head.margins.function_margin import make_margin
 from facetrain.head.margins.function_margin import own_margin as own_margin_of
 from facetrain.head.margins.registry import MARGINS as REGISTRY
 from tests.support.dense_head import MARGINS
-from tests.support.heads import combined
+from tests.support.heads import combined, margin_settings
 from tests.support.heads import make_margin as named_margin
 
 
@@ -220,6 +220,22 @@ def test_an_object_of_a_margin_and_a_module_of_arcface_torch_are_margins_of_ones
 
     found = own_margin_of(OfLogits(), {}, common)
     assert found.scale == 32 and found.apply(torch.ones(1), None).value_G.item() == pytest.approx(0.9)
+
+
+def test_each_head_has_the_buffers_of_a_configs_margin_to_itself(monkeypatch):
+    class Mean(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(()))
+
+        def forward(self, cos):
+            return cos - self.mean.lerp_(cos.mean(), 0.5)
+
+    part = Mean()
+    monkeypatch.setattr("facetrain.head.build.load_part", lambda place, key: part)
+    first, second = (build_margin(margin_settings("my_margins:mean")) for _ in range(2))
+    first.apply(torch.ones(2), None)
+    assert [margin.state()["mean"].item() for margin in (first, second)] == [pytest.approx(0.5), 0]
 
 
 def test_a_module_with_parameters_that_would_not_be_trained_is_no_margin():
