@@ -74,8 +74,8 @@ class Expectations:
         self._have_begun = torch.tensor(False)
 
     def second_anchor(self, sweep: ClassSweep, stage: Stage) -> ExpectationPass | None:
-        """Return the pass over the expectations beside a sweep over the centers; None in a stage without them."""
-        if stage.expectations == "off":
+        """Return the pass over the expectations beside a sweep over the centers; None while there are none."""
+        if stage.expectations == "off" or not self._have_begun:
             return None
         return ExpectationPass(
             # The same classes, chunks and loss over another table, which has no gradient.

@@ -126,6 +126,11 @@ def test_expectations_begin_at_the_centers_of_a_state_dict_which_has_no_table_of
     torch.testing.assert_close(rows["expectation"], F.normalize(rows["weight"]))
 
 
+def test_before_their_first_step_expectations_take_no_part_in_an_evaluation():
+    staged, plain = staged_head((Stage(0, 1.0, "moving"),)), staged_head((Stage(0, 1.0),))
+    assert torch.equal(*(head.eval()(*batch(0)) for head in (staged, plain)))
+
+
 def test_a_loss_that_is_not_finite_moves_no_expectation():
     head = staged_head((Stage(0, 1.0, "moving"),))
     head.begin_step(0, lr=0.1)
