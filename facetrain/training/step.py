@@ -125,16 +125,16 @@ class TrainStep:
         raise self._diverged(state, batches, f"{what} {self._number}")
 
     def require_finite_network(self, state: TrainState, batches: tuple[Batch, ...]) -> None:
-        """Check the weights and statistics after this step: the last steps of a run may have spoiled them. Collective.
+        """Check what was trained, after this step: the last steps of a run may have spoiled it. Collective.
 
         Raises:
             DivergedError: one of them is not finite on some rank; the report is that of `check_divergence`.
         """
-        weights = [parameter.detach() for parameter in state.backbone.parameters()]
-        # By their names: another buffer, such as a mask of one's own network, may be infinite.
+        # What is not trained may be infinite, such as a mask of one's own network; so statistics go by their names.
+        weights = [weight.detach() for weight in state.backbone.parameters() if weight.requires_grad]
         statistics = [value for name, value in trained_buffers(state.backbone) if "running_" in name]
-        # A network of one's own may have integer weights, or none in a layer, of which there is no largest one.
-        numbers = [each for each in (*weights, *statistics) if each.is_floating_point() and each.numel()]
+        # A layer without weights has no largest one.
+        numbers = [each for each in (*weights, *statistics) if each.numel()]
         largest = nn.utils.get_total_norm(numbers, math.inf)
         if collectives.any_rank(not largest.isfinite().item()):
             what = f"the network has weights or batch norm statistics that are not finite after step {self._number}"
@@ -162,10 +162,14 @@ class TrainStep:
         )
         # The last step that was taken has weights from which no other could be taken.
         sound = self._number - int(state.skips_in_a_row)
+        restart = (
+            f"resume from a checkpoint before step {sound} (--checkpoint), or start again if there is none"
+            if sound > 1
+            else "start again"
+        )
         return DivergedError(
             f"{what} (loss {loss:g}, gradient norm {norm:g}; diverged.json lists its images); {advice}lower "
-            "optim.lr, raise optim.warmup_epochs or set train.precision to fp32 if it is not, and resume from a "
-            f"checkpoint before step {sound} (--checkpoint), or start again if there is none",
+            f"optim.lr, raise optim.warmup_epochs or set train.precision to fp32 if it is not, and {restart}",
             report,
         )
 
