@@ -208,8 +208,8 @@ class _CrossEntropy(torch.autograd.Function):
             )
         if ctx.is_over and ctx.gradient is None and ctx.sweep.take_gradient is not None:
             raise UsageError(
-                "PartialFC with `update` takes one backward pass for each call, because it changes the centers; call "
-                "the head again instead of backward(retain_graph=True)"
+                "PartialFC with `update` takes one backward pass for each call; call the head again instead of "
+                "backward(retain_graph=True)"
             )
         ctx.is_over = True
         # A training loop may call `backward` where autocast is on.
