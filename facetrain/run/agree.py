@@ -25,6 +25,7 @@ from facetrain.distributed.ranks import Ranks
 from facetrain.errors import DataError, RunError, UsageError
 from facetrain.files import os_errors_as
 from facetrain.remote.download import pinned
+from facetrain.run.asked_config import open_mirror
 from facetrain.run.compare_hosts import compare_commands, open_same_data
 from facetrain.run.folder.claim import FolderClaim, existing_run, has_checkpoints, require_replaceable
 from facetrain.run.folder.earlier import clean_up, leave_after
@@ -33,7 +34,7 @@ from facetrain.run.folder.lease import Lease
 from facetrain.run.parts.open_data import RunData
 from facetrain.run.parts.step_schedule import StepSchedule, schedule_steps
 from facetrain.run.request import TrainRequest
-from facetrain.run.resolve import open_mirror, resolve
+from facetrain.run.resolve import resolve
 from facetrain.run.run_claim import Claim, claim_run
 from facetrain.run.run_plan import RunPlan
 from facetrain.telemetry.log import warn

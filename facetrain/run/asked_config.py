@@ -77,7 +77,7 @@ def asked_config(request: TrainRequest) -> AskedConfig:
 
 
 def recorded_config(request: TrainRequest) -> tuple[Path, AskedConfig]:
-    """Read the config of the run that `resume` names: from its folder; of an address from its mirror, if that is newer.
+    """Read the config of the run that `resume` names: from its folder, or from its mirror if that is newer.
 
     Return the folder on this disk, and the config.
 
@@ -88,8 +88,8 @@ def recorded_config(request: TrainRequest) -> tuple[Path, AskedConfig]:
     """
     remarks, overrides, mirror = list[str](), list(request.overrides), None
     if request.run_dir and is_remote(request.run_dir):
-        require_temporary_folder()
         parent, _, name = request.run_dir.rstrip("/").rpartition("/")
+        require_temporary_folder()
         folder, mirror = Path("runs", name), Mirror(f"{parent}/{name}")
         overrides.insert(0, f"checkpoint.mirror={parent}")
     elif request.run_dir:
@@ -98,12 +98,13 @@ def recorded_config(request: TrainRequest) -> tuple[Path, AskedConfig]:
         folder = newest_run()
         remarks.append(f"{folder}: the newest run")
     path = folder / CONFIG_FILE
-    if path.is_file() and not (mirror and _is_behind(folder, mirror)):
-        values, where = read_merged(path), str(path)
-    elif mirror:
+    values, where = (read_merged(path), str(path)) if path.is_file() else (None, "")
+    if values is not None and mirror is None:
+        mirror = open_mirror(build_config(values, where, overrides), folder)
+    if mirror and (values is None or _is_behind(folder, mirror)):
         where = f"{public(mirror.url)}/{CONFIG_FILE}"
         values = parse_values(mirror.read_text(CONFIG_FILE), where)
-    else:
+    if values is None:
         raise UsageError(
             f"{folder}: not the folder of a run (it has no {CONFIG_FILE}); `facetrain runs` lists the runs"
         )
@@ -113,6 +114,19 @@ def recorded_config(request: TrainRequest) -> tuple[Path, AskedConfig]:
     require_code_allowed(config, where)
     keys = override_keys(request.overrides)
     return folder, AskedConfig(config, keys, plain_config(config), tuple(remarks))
+
+
+def open_mirror(config: Config, folder: Path) -> Mirror | None:
+    """Return the mirror of the run in a folder; None without `checkpoint.mirror`.
+
+    Raises:
+        UsageError: there is no folder for the temporary files of a mirror.
+    """
+    url = config.checkpoint.mirror
+    if not url:
+        return None
+    require_temporary_folder()
+    return Mirror(f"{url}/{folder.absolute().name}")
 
 
 def _is_behind(folder: Path, mirror: Mirror) -> bool:

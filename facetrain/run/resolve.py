@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from facetrain.checkpoint.load import Checkpoint
-from facetrain.checkpoint.mirror import Mirror
 from facetrain.checkpoint.run_id import new_run_id, read_run_id, run_id_of
 from facetrain.config.loading import is_set, plain_config, with_values
 from facetrain.config.paths import with_absolute_paths, with_downloads, with_paths_of_sets
@@ -16,9 +15,8 @@ from facetrain.data.loading.sampler import epoch_size
 from facetrain.distributed.process_setup import fix_cublas_workspace
 from facetrain.distributed.ranks import Ranks
 from facetrain.errors import ConfigError
-from facetrain.files import require_temporary_folder
 from facetrain.models.model_file import newest_model_file, read_step
-from facetrain.run.asked_config import AskedConfig
+from facetrain.run.asked_config import AskedConfig, open_mirror
 from facetrain.run.folder.accepted import Accepted
 from facetrain.run.folder.compatibility import (
     INITIAL_KEYS,
@@ -183,19 +181,6 @@ def _require_measured(config: Config, sets: list[PairSet]) -> None:
                 f"{key}: {metric} is no metric that the verification measures and of which larger is better; there "
                 f"are {', '.join(measured) or 'none, see eval.targets'}"
             )
-
-
-def open_mirror(config: Config, folder: Path) -> Mirror | None:
-    """Return the mirror of the run in a folder; None without `checkpoint.mirror`.
-
-    Raises:
-        UsageError: there is no folder for the temporary files of a mirror.
-    """
-    url = config.checkpoint.mirror
-    if not url:
-        return None
-    require_temporary_folder()
-    return Mirror(f"{url}/{folder.absolute().name}")
 
 
 def _with_recorded_choices(

@@ -19,9 +19,8 @@ from facetrain.files import (
     write_atomically,
     write_fault,
 )
-from facetrain.run.asked_config import recorded_config
+from facetrain.run.asked_config import open_mirror, recorded_config
 from facetrain.run.request import TrainRequest
-from facetrain.run.resolve import open_mirror
 from tests.support.faults import make_read_only, small_disk
 
 

@@ -70,8 +70,11 @@ def is_behind(folder: Path, mirror: Mirror) -> bool:
     """Return whether the run has gone on elsewhere: the newest checkpoint was never in its folder on this disk.
 
     Raises:
+        UsageError: the mirror has another run.
         CheckpointError: the mirror cannot be read.
     """
+    if identity := read_run_id(folder):
+        mirror.check_run(identity)
     stored, local = mirror.steps(), complete_steps(folder / CHECKPOINTS)
     known = {*local} - {*_left_steps(folder, mirror, stored, local)}
     return max(stored, default=-1) > max(known, default=-1)

@@ -14,7 +14,7 @@ from facetrain.run.asked_config import recorded_config
 from facetrain.run.folder.accepted import Accepted
 from facetrain.run.folder.environment import recorded_environment, stored_environment
 from facetrain.run.folder.hosts import Hosts
-from facetrain.run.folder.starting_point import find_starting_point
+from facetrain.run.folder.starting_point import find_starting_point, is_behind
 from facetrain.run.request import TrainRequest
 from tests.support.mirrored import URL, save, upload
 
@@ -115,15 +115,18 @@ def test_checkpoints_that_the_mirror_has_never_had_or_no_longer_has_count(tmp_pa
     assert chosen(tmp_path, 2) == (2, False)
 
 
-def test_the_config_of_an_address_is_that_of_the_disk_with_the_newest_checkpoint(tmp_path, monkeypatch):
+@pytest.mark.parametrize("run", [URL, "runs/one"])
+def test_the_config_is_that_of_the_disk_with_the_newest_checkpoint(tmp_path, monkeypatch, run):
     here, there = tmp_path / "runs" / "one", tmp_path / "there"
     for folder, rate in ((here, 0.1), (there, 0.2)):
         folder.mkdir(parents=True)
-        (folder / "config.yaml").write_text(f"data: {{train: faces}}\noptim: {{lr: {rate}}}\n")
+        (folder / "config.yaml").write_text(
+            f"data: {{train: faces}}\noptim: {{lr: {rate}}}\ncheckpoint: {{mirror: {URL.removesuffix('/one')}}}\n"
+        )
     monkeypatch.chdir(tmp_path)
 
     def rate():
-        return recorded_config(TrainRequest(command="resume", run_dir=URL))[1].config.optim.lr
+        return recorded_config(TrainRequest(command="resume", run_dir=run))[1].config.optim.lr
 
     upload(here, save(here, 2))
     Mirror(URL).upload_files([there / "config.yaml"])
@@ -164,4 +167,6 @@ def test_the_mirror_of_another_run_is_refused_before_anything_is_read_from_it(tm
     (tmp_path / "run_id.txt").write_text("fedcba9876543210\n")
     with pytest.raises(UsageError, match="another run"):
         chosen(tmp_path)
+    with pytest.raises(UsageError, match="another run"):
+        is_behind(tmp_path, Mirror(URL))
     assert [path.name for path in tmp_path.iterdir()] == ["run_id.txt"]
