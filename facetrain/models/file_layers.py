@@ -116,7 +116,7 @@ def backbone_form(graph: LayerGraph, image_of_pixel: Affine) -> LayerGraph:
         needed[name] = replace(
             layer, sources=tuple(IMAGE if source in images else source for source in layer.sources)
         )
-    return LayerGraph(graph.origin, needed, output, 127.5 * affine.factor)
+    return replace(graph, layers=needed, output=output, input_scale=127.5 * affine.factor)
 
 
 def _needed(layers: dict[str, Layer], output: str) -> dict[str, Layer]:

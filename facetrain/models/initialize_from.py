@@ -30,6 +30,7 @@ from facetrain.models.identify_backbone import identify_backbone
 from facetrain.models.known_identities import IDENTITIES, CenterChoice, Names, choose_centers
 from facetrain.models.layer_graph import LayerGraph
 from facetrain.models.match_weights import calibrate_norms, match_weights
+from facetrain.models.model_file import CARDS_KEY
 from facetrain.models.mxnet_network import open_mxnet
 from facetrain.models.onnx_layers import read_onnx_layers
 from facetrain.models.preprocessing import require_trainable_input
@@ -63,7 +64,7 @@ def initialize_backbone(
 ) -> dict[str, Any]:
     """Load the weights of a run, a checkpoint, or a file that `facetrain eval` accepts; return its description.
 
-    The description is as in `StoredModel`, and empty for an MXNet or ONNX file.
+    The description is as in `StoredModel`; of an ONNX file only the cards of the data, and empty for an MXNet file.
 
     Args:
         backbone: The network to load into, on the CPU.
@@ -92,7 +93,9 @@ def initialize_backbone(
     else:
         # A graph is compared with a network of as many blocks; the first ones are selected below.
         whole = backbone if first_blocks_of is None else _build_published(path, first_blocks_of)
-        matched = match_weights(_read_layers(path), whole)
+        graph = _read_layers(path)
+        description = {name: value for name, value in graph.metadata.items() if name == CARDS_KEY}
+        matched = match_weights(graph, whole)
         # Before the blocks are selected: the statistics of merged norms are measured in the whole network.
         load_weights_into(whole, matched.weights, str(path))
         if matched.merged_norms and images:

@@ -52,6 +52,8 @@ class LayerGraph:
     """The first layers take `input_scale` · (p − 127.5) / 127.5 for a pixel p from 0 to 255."""
     takes_pixels: bool = False
     """Whether the network gets pixels, which `prepare` normalizes; otherwise it gets what the first layers take."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """What an ONNX file states about itself, see `parse_metadata`."""
 
     def consumers(self) -> dict[str, list[str]]:
         """Return the names of the layers that take each value."""

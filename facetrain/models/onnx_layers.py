@@ -131,7 +131,7 @@ def _read_layers(onnx: Any, model: Any, path: Path) -> LayerGraph:
             constants[value] = _fold(node.op_type, [constants.get(name) for name in inputs], attributes)
         else:
             layers[value] = _read_layer(node.op_type, inputs, attributes, constants, names)
-    named = LayerGraph(str(path), layers, graph.output[0].name)
+    named = LayerGraph(str(path), layers, graph.output[0].name, metadata=metadata_of(model))
     mean, scale = mean_and_scale(onnx, model, path)
     return backbone_form(named, Affine(1 / scale, -mean / scale))
 
@@ -168,6 +168,11 @@ def _fold(op_type: str, inputs: list[Tensor | None], attributes: dict[str, Any])
     if first is not None and op_type == "Transpose":
         return first.permute(*attributes.get("perm", reversed(range(first.dim()))))
     return torch.empty(0)
+
+
+def metadata_of(model: Any) -> dict[str, Any]:
+    """Return the metadata of an ONNX model, see `parse_metadata`."""
+    return parse_metadata({entry.key: entry.value for entry in model.metadata_props})
 
 
 def parse_metadata(texts: Mapping[str, str]) -> dict[str, Any]:
@@ -225,8 +230,7 @@ def _stated_input(model: Any, path: Path) -> tuple[float, float] | None:
     Raises:
         ModelError: they state an input that facetrain does not give.
     """
-    metadata = parse_metadata({entry.key: entry.value for entry in model.metadata_props})
-    stated = metadata.get(PREPROCESSING_KEY)
+    stated = metadata_of(model).get(PREPROCESSING_KEY)
     # An object of another program that is about something else, such as the size, states no input.
     if not isinstance(stated, dict) or not stated.keys() & {"channels", "mean", "scale", "std"}:
         return None

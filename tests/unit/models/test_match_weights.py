@@ -58,7 +58,7 @@ def test_a_backbone_loads_the_weights_of_an_mxnet_iresnet(tmp_path, name):
 def exported(tmp_path, name, options, **how):
     torch.manual_seed(0)
     net = randomize(build_backbone(name, **options))
-    write_model(tmp_path / "m.safetensors", name, options, network=net)
+    write_model(tmp_path / "m.safetensors", name, options, network=net, datasets=[{"name": "faces"}])
     export(open_model(tmp_path / "m.safetensors", CPU), "onnx", tmp_path / "m.onnx", ExportOptions(**how))
     return tmp_path / "m.onnx"
 
@@ -75,7 +75,8 @@ def test_a_backbone_loads_an_onnx_file_with_merged_norms_and_trains(tmp_path, na
     pytest.importorskip("onnxscript")
     path, backbone = exported(tmp_path, name, options, **how), build_backbone(name, **options)
     many = normalize(images(32))
-    initialize_backbone(backbone, path, lambda: many)
+    description = initialize_backbone(backbone, path, lambda: many)
+    assert description == {"datasets": [{"name": "faces"}]}
     assert_embeds_as_eval(backbone, path, unit="unit" in how)
     with torch.no_grad():
         still, training = backbone.eval()(many), backbone.train()(many)
