@@ -7,6 +7,7 @@ import fcntl
 import glob
 import json
 import os
+import resource
 import secrets
 import shutil
 import stat
@@ -335,3 +336,13 @@ def sync_folder(folder: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def allow_open_files() -> None:
+    """Raise the limit of open files as far as the system permits.
+
+    Many systems set it to 1,024, which a mixture of a few hundred datasets exceeds.
+    """
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with suppress(OSError, ValueError):  # a sandbox may forbid it
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -27,7 +27,6 @@ from facetrain.distributed.process_lifetime import (
     report_interruption,
 )
 from facetrain.distributed.process_setup import (
-    allow_open_files,
     bound_spinning,
     set_gpu_defaults,
     silence_opencv_logs,
@@ -106,7 +105,6 @@ def end_with(run: Callable[[], int | None], *, debug: bool) -> None:
     """Run a command, and end the process with its exit code or with that of its error, whose message is printed."""
     prepare_standard_streams()
     end_with_launcher()
-    allow_open_files()
     bound_spinning()
     silence_opencv_logs()
     if launched_by_torchrun():

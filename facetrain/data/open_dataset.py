@@ -27,7 +27,7 @@ from facetrain.data.remote_dataset import (
     forget_description,
 )
 from facetrain.errors import DataError
-from facetrain.files import os_errors_as
+from facetrain.files import allow_open_files, os_errors_as
 from facetrain.text import listed, printable, shell_path
 
 FORMATS: tuple[Format, ...] = tuple(
@@ -57,6 +57,7 @@ def open_dataset(
     Raises:
         DataError: if the folder does not exist, contains no dataset, or the dataset is inconsistent.
     """
+    allow_open_files()  # a catalog of images keeps two open
     path = path if isinstance(path, Path) else Path(path)
     format = None if is_mixture(path) else _format_of(path)
     if root is not None and (format is None or format.open is not open_list):

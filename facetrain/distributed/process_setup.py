@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-import resource
 import sys
 import warnings
 from contextlib import suppress
@@ -115,16 +114,6 @@ def bound_spinning() -> None:
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-
-
-def allow_open_files() -> None:
-    """Raise the limit of open files as far as the system permits: a catalog of images keeps two open.
-
-    Many systems set it to 1,024, which a mixture of a few hundred datasets exceeds.
-    """
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    with suppress(OSError, ValueError):  # a sandbox may forbid it
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def write_collectives_to(folder: Path) -> None:

@@ -1,6 +1,7 @@
 import hashlib
 import json
 import pickle
+import resource
 import tracemalloc
 
 import numpy as np
@@ -44,6 +45,16 @@ def test_a_mixture_keeps_identities_apart_and_can_exclude_some(tmp_path):
     assert [sent.read(number) for number in range(6)] == [data for _, data in images_of(dataset)]
     assert not hasattr(sent, "labels") and not hasattr(sent.datasets[0], "identities")
     assert sent.location(3) == dataset.location(3)
+
+
+def test_a_mixture_may_have_as_many_open_files_as_the_system_permits(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, limits[1]), limits[1]))
+        open_dataset(mixture(tmp_path, "datasets: [{path: one}, {path: two}]"))
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (limits[1], limits[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_a_mixture_describes_its_choices_by_their_contents(tmp_path):

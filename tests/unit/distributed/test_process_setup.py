@@ -1,5 +1,4 @@
 import os
-import resource
 import struct
 import subprocess
 import sys
@@ -164,16 +163,6 @@ def test_freed_memory_is_returned_also_after_an_earlier_run_has_kept_it():
         [sys.executable, "-c", _FREE_BETWEEN_KEPT], capture_output=True, text=True, check=True
     )
     assert int(done.stdout) < 64 << 20
-
-
-def test_a_process_may_open_as_many_files_as_the_system_permits():
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, limits[1]), limits[1]))
-        process_setup.allow_open_files()
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (limits[1], limits[1])
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 @pytest.fixture
