@@ -79,14 +79,19 @@ class Parts(Agreed):
         return count_workers(self.config, self.world)
 
     @property
-    def early_end(self) -> str:
-        """Why the run has stopped early; empty if it has not."""
+    def early_stop(self) -> str:
+        """Reason of `train.stop_early` to take no more steps; empty if there is none."""
         return self.state.early_stop.reason(self.config.train.stop_early)
+
+    @property
+    def early_end(self) -> str:
+        """Why the run has ended before its last step; empty if it has not."""
+        return self.early_stop if self.state.step < self.schedule.total_steps else ""
 
     @property
     def has_ended(self) -> bool:
         """Whether the run has taken its last step, or has stopped early."""
-        return self.state.step >= self.schedule.total_steps or bool(self.early_end)
+        return self.state.step >= self.schedule.total_steps or bool(self.early_stop)
 
     def close(self) -> None:
         """Close the sinks, unless the run has closed them, and the log."""

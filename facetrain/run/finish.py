@@ -17,7 +17,7 @@ from facetrain.run.callbacks.live_report import LiveReport
 from facetrain.run.folder.run_state import FAILED, FINISHED, STOPPED, read_state, record_end
 from facetrain.run.open_run import Run
 from facetrain.run.results import write_divergence, write_results, write_skipped_images
-from facetrain.run.summary import end_key, print_lines
+from facetrain.run.summary import more_steps, print_lines
 from facetrain.run.uploading import leave_uploads, open_uploads, upload_rest, uploads_rest
 from facetrain.text import shell_path
 from facetrain.training.early_stop import EarlyStop
@@ -29,12 +29,13 @@ def end_again(agreed: Agreed, world: World) -> int:
     """Say that a run was finished before, and upload what its mirror lacks; return the exit code. Collective."""
     plan, config, folder, checkpoint = agreed.plan, agreed.config, agreed.folder, agreed.checkpoint
     assert checkpoint is not None, "a run that is over has one"
-    early = EarlyStop.of(checkpoint.meta).reason(config.train.stop_early)
+    early_stop = EarlyStop.of(checkpoint.meta).reason(config.train.stop_early)
+    early = early_stop if checkpoint.step < agreed.schedule.total_steps else ""
     if world.is_leader:
         for line in plan.chosen:
             print(line, flush=True)
-        key = end_key(agreed.schedule, early)
-        command = f"facetrain resume {shell_path(folder)} --set {key}=MORE{allow_option(config)}"
+        options = more_steps(agreed.schedule, checkpoint.step, early_stop) + allow_option(config)
+        command = f"facetrain resume {shell_path(folder)} {options}"
         more = "" if plan.request.is_part else f"; to train on: {command}"
         reason = f" ({early})" if early else ""
         print_lines(f"{folder}: was already finished, at step {checkpoint.step:,}{reason}{more}")

@@ -26,7 +26,7 @@ from facetrain.models.model_file import (
 from facetrain.run.build import Parts
 from facetrain.run.folder.run_files import CARDS_FILE, DIVERGED_FILE, SKIPPED_FILE
 from facetrain.run.parts.backbone import describe_model
-from facetrain.run.summary import Ending, end_key, print_lines, summarize
+from facetrain.run.summary import Ending, more_steps, print_lines, summarize
 from facetrain.telemetry.log import warn
 
 
@@ -68,7 +68,7 @@ def write_results(parts: Parts, weights: dict[str, Tensor], skipped: list[str], 
     # Adapters are added to the weights, so that the file opens as any other of this network.
     save_model(path, merge_adapters(weights, str(path)), metadata | {STEP_KEY: parts.state.step})
     ending = Ending(
-        end_key(parts.schedule, parts.early_end),
+        more_steps(parts.schedule, parts.state.step, parts.early_stop),
         parts.plan.request.is_part,
         parts.early_end,
         skipped,

@@ -23,11 +23,16 @@ _MOST_GROWTH = 1.75
 """Factor from the first to the last loss beyond which a run has not learned, however short it is."""
 
 
-def end_key(schedule: StepSchedule, early: str) -> str:
-    """Return the config key that has set the last step of a run; `early` is why it has stopped early."""
-    if early:
-        return "train.stop_early.patience"
-    return "train.max_steps" if schedule.total_steps < schedule.steps_of_all_epochs else "train.epochs"
+def more_steps(schedule: StepSchedule, step: int, early_stop: str) -> str:
+    """Return the options of a resume that trains on, for a run that has ended at a step.
+
+    `early_stop` is the reason of `train.stop_early`, which may also hold at the last step of the schedule.
+    """
+    keys = ["train.stop_early.patience"] if early_stop else []
+    if step >= schedule.total_steps:
+        is_cut = schedule.total_steps < schedule.steps_of_all_epochs
+        keys.insert(0, "train.max_steps" if is_cut else "train.epochs")
+    return " ".join(f"--set {key}=MORE" for key in keys)
 
 
 def print_lines(text: str) -> None:
@@ -42,12 +47,12 @@ def print_lines(text: str) -> None:
 class Ending:
     """End of a run, for its summary."""
 
-    key: str = "train.epochs"
-    """Config key that has set the last step."""
+    more: str = "--set train.epochs=MORE"
+    """Options of a resume that trains on."""
     is_part: bool = False
     """Whether the run is a part of another command, which says itself what can be done next."""
     early: str = ""
-    """Why the last step is an early one; empty if it is not."""
+    """Why the run has ended before its last step; empty if it has not."""
     skipped: Sequence[str] = ()
     """Images that could not be read."""
     has_learned: bool = True
@@ -83,7 +88,7 @@ def summarize(folder: Path, config: Config, ending: Ending) -> str:
             f"{folder / SKIPPED_FILE} lists them; the first: {ending.skipped[0]}"
         )
     if not ending.is_part:
-        lines += _next_commands(folder, config, ending.key)
+        lines += _next_commands(folder, config, ending.more)
     return "\n".join(lines)
 
 
@@ -103,7 +108,7 @@ def _accuracy_line(name: str, metrics: Mapping[str, Metric]) -> str:
     return f"{line}, {formatted(metrics[f'{name}/pairs'].last[1], '.0f')} pairs"
 
 
-def _next_commands(folder: Path, config: Config, ended_by: str) -> list[str]:
+def _next_commands(folder: Path, config: Config, more: str) -> list[str]:
     quoted, board = shell_path(folder), folder / "tensorboard"
     allowed = allow_option(config)
     targets, eval_dir = config.eval.targets, config.eval_dir
@@ -114,7 +119,7 @@ def _next_commands(folder: Path, config: Config, ended_by: str) -> list[str]:
         data = "" if is_found else f" --data-dir {shell_path(eval_dir)}"
         lines.append(f"  facetrain eval {quoted} --target {shell_path(targets[0])}{data}{allowed}")
     lines += [
-        f"  facetrain resume {quoted} --set {ended_by}=MORE{allowed}",
+        f"  facetrain resume {quoted} {more}{allowed}",
         f"  facetrain export {quoted} --output {shell_path(folder / 'model.onnx')}{allowed}",
     ]
     if board.is_dir():

@@ -33,6 +33,22 @@ def test_the_count_for_another_metric_begins_anew():
     assert after == EarlyStop(metric="lfw/auc", best=0.5, best_step=6)
 
 
+def test_a_run_that_is_verified_without_gain_after_its_last_step_has_not_stopped_early(
+    describe, tmp_path, capsys
+):
+    # No accuracy rises by more than one: of the verifications at steps 1 and 2, the second has no gain.
+    rule = "train.stop_early={metric: val/accuracy, patience: 1, min_gain: 1}"
+    config, folder = load_config(describe(steps=2), [rule, "eval.every_steps=1"]), tmp_path / "run"
+    assert training.train(config, folder) == 0
+    assert json.loads((folder / "state.json").read_text())["reason"] == ""
+    options = "--set train.max_steps=MORE --set train.stop_early.patience=MORE"
+    output = capsys.readouterr().out
+    assert f"resume {folder} {options}\n" in output and "stopped early" not in output
+    assert training.resume(config, folder) == 0
+    output = capsys.readouterr().out
+    assert f"already finished, at step 2; to train on: facetrain resume {folder} {options}\n" in output
+
+
 @pytest.mark.slow
 def test_a_run_ends_at_the_same_step_whether_it_was_interrupted_or_not(describe, tmp_path, capsys):
     # No accuracy rises by more than one: of the verifications at steps 2, 4 and 6, two have no gain.

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from facetrain.config.loading import build_config
-from facetrain.run.summary import Ending, end_key, print_lines, summarize
+from facetrain.run.summary import Ending, more_steps, print_lines, summarize
 from facetrain.telemetry.jsonl import JsonLines
 
 CONFIG = build_config({"data": {"train": "x"}}, "test")
@@ -84,7 +84,7 @@ def test_the_next_commands_find_the_sets_and_allow_the_code_of_the_run(tmp_path,
     config = build_config(
         {"data": {"train": "x"}, "model": own, "eval": {"dir": "sets", "targets": [target]}}, "test"
     )
-    text = summarize(tmp_path, config, Ending("train.max_steps"))
+    text = summarize(tmp_path, config, Ending("--set train.max_steps=MORE"))
     allow, folder = " --allow-code", re.escape(str(tmp_path))
     assert f"  facetrain eval {tmp_path} --target {target}{options}{allow}\n" in text
     assert f"  facetrain resume {tmp_path} --set train.max_steps=MORE{allow}\n" in text
@@ -92,11 +92,17 @@ def test_the_next_commands_find_the_sets_and_allow_the_code_of_the_run(tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("early", "steps", "key"),
-    [("", 40, "train.epochs"), ("", 39, "train.max_steps"), ("no gain", 39, "train.stop_early.patience")],
+    ("early_stop", "step", "steps", "keys"),
+    [
+        ("", 40, 40, ["train.epochs"]),
+        ("", 39, 39, ["train.max_steps"]),
+        ("no gain", 20, 39, ["train.stop_early.patience"]),
+        ("no gain", 40, 40, ["train.epochs", "train.stop_early.patience"]),
+    ],
 )
-def test_the_key_that_lengthens_a_run_is_the_one_that_has_ended_it(early, steps, key):
-    assert end_key(SimpleNamespace(total_steps=steps, steps_of_all_epochs=40), early) == key
+def test_the_keys_that_lengthen_a_run_are_those_that_have_ended_it(early_stop, step, steps, keys):
+    options = more_steps(SimpleNamespace(total_steps=steps, steps_of_all_epochs=40), step, early_stop)
+    assert options == " ".join(f"--set {key}=MORE" for key in keys)
 
 
 def test_no_name_in_the_summary_controls_the_terminal(capsys):
