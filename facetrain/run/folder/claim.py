@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -62,7 +63,7 @@ class FolderClaim:
         """
         while True:  # another run may take the folder in between
             folders = [default]
-            while folders[-1].exists():
+            while os.path.lexists(folders[-1]):  # a link that leads nowhere takes its name, too
                 folders.append(default.with_name(f"{default.name}-{len(folders) + 1}"))
             # Restarted ranks continue in the folder that their agent has used, be it the default or a numbered one.
             own = [folder for folder in folders if self.was_used(folder)]

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +24,20 @@ def test_several_runs_of_one_name_get_numbers(tmp_path, capsys):
     (second / "environment.json").write_text(json.dumps({"launchers": ["b"]}))
     capsys.readouterr()
     assert claimed(default, "b", restarts=1) == second, "its ranks find it again"
+
+
+def test_a_link_that_leads_nowhere_takes_the_name_of_a_run(tmp_path, monkeypatch):
+    default = tmp_path / "name"
+    default.symlink_to(tmp_path / "purged")
+    mkdir, tried = Path.mkdir, []
+
+    def mkdir_once(path, *args, **options):
+        assert path not in tried, "this does not end"
+        tried.append(path)
+        mkdir(path, *args, **options)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir_once)
+    assert claimed(default, "a") == tmp_path / "name-2"
 
 
 def test_restarted_ranks_find_their_folder(tmp_path):
