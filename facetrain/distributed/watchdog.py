@@ -186,7 +186,8 @@ def _start(settings: Settings) -> subprocess.Popen[bytes]:
         stdout=subprocess.PIPE,
         # A line that waited in a buffer would be a rank that seems to hang.
         bufsize=0,
-        env={},
+        # A Python of an environment module finds its own library by this variable.
+        env={name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ},
         pass_fds=() if settings.listener is None else (settings.listener,),
     )
     assert process.stdin is not None, "stdin is a pipe"

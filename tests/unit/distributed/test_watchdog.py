@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from facetrain.distributed import watchdog as watchdog_module
 from facetrain.distributed.watchdog import read_reason
+from facetrain.distributed.watchdog_process import Settings
 from tests.support.command import environment
 from tests.support.processes import descendants, handles, is_alive, kill, wait_until_gone
 from tests.support.ranks import free_ports
@@ -291,6 +293,25 @@ def test_after_an_error_of_a_single_process_the_program_that_has_called_it_goes_
     process = start("raise KeyError", -1)
     assert process.stdout.readline() == "goes on\n"
     assert process.wait(60) == 0
+
+
+PYTHON_OF_A_MODULE = """#!/bin/sh
+[ "$LD_LIBRARY_PATH$WANDB_API_KEY" = /apps/python/lib ] || { echo "cannot open shared object file"; exit 127; }
+exec {python} "$@"
+"""
+
+
+def test_a_python_that_finds_its_library_by_a_variable_has_a_watchdog_which_gets_no_other_one(
+    tmp_path, monkeypatch
+):
+    python = tmp_path / "python"
+    python.write_text(PYTHON_OF_A_MODULE.replace("{python}", sys.executable))
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/apps/python/lib")
+    monkeypatch.setenv("WANDB_API_KEY", "secret")
+    process = watchdog_module._start(Settings(0, ["this host"], "token", None, 60.0))
+    assert process.communicate(b"done\n", timeout=60)[0] == b"ready\n" and process.returncode == 0
 
 
 def test_an_error_file_without_a_message_gives_no_reason(tmp_path):
