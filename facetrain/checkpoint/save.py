@@ -21,6 +21,7 @@ from facetrain.checkpoint.manifest import MANIFEST, FileEntry, Manifest
 from facetrain.checkpoint.snapshot import HostCopy, Snapshot, TensorFile
 from facetrain.checkpoint.tensor_file import write_tensors
 from facetrain.distributed import collectives
+from facetrain.distributed.process_lifetime import own_local_rank
 from facetrain.files import error_reason, write_atomically
 from facetrain.telemetry.log import warn
 from facetrain.telemetry.memory import available_bytes
@@ -281,15 +282,17 @@ def _shortage(needed: int) -> str:
 
     Every rank returns the same. A host that does not say how much memory it has left counts as one with room.
     """
-    of_host: dict[str, list[tuple[int, int | None]]] = {}
-    for host, size, left in collectives.gather_json([socket.gethostname(), needed, available_bytes()]):
-        of_host.setdefault(host, []).append((size, left))
-    for host, ranks in of_host.items():
-        total = sum(size for size, _ in ranks)
-        left = min((left for _, left in ranks if left is not None), default=total)
+    reports = collectives.gather_json([own_local_rank(), socket.gethostname(), needed, available_bytes()])
+    # By the first rank of a host and not by its name: containers and images may all have the same one.
+    of_host: dict[int, list[tuple[str, int, int | None]]] = {}
+    for rank, (local_rank, *report) in enumerate(reports):
+        of_host.setdefault(rank - local_rank, []).append(tuple(report))
+    for ranks in of_host.values():
+        total = sum(size for _, size, _ in ranks)
+        left = min((left for _, _, left in ranks if left is not None), default=total)
         if total > left:
             return (
-                f"{host}: the copy of a checkpoint needs {total / _GIB:.1f} GiB of host memory for its "
+                f"{ranks[0][0]}: the copy of a checkpoint needs {total / _GIB:.1f} GiB of host memory for its "
                 f"{count_text(len(ranks), 'rank')}, {left / _GIB:.1f} GiB are left"
             )
     return ""

@@ -225,7 +225,8 @@ def test_a_host_without_memory_for_the_copy_writes_each_checkpoint_before_traini
 
 @pytest.mark.parametrize(("left", "warnings"), [(120, 0), (119, 1)])
 def test_the_ranks_of_a_host_share_its_memory(tmp_path, monkeypatch, capsys, left, warnings):
-    reports = [["one", 60, left + 1], ["two", 100, None], ["one", 60, left]]
+    # Hosts of images may all have one name.
+    reports = [[0, "one", 60, left + 1], [1, "one", 60, left], [0, "one", 100, None], [0, "one", 100, 119]]
     monkeypatch.setattr("facetrain.checkpoint.save.collectives.gather_json", lambda _: reports)
     CheckpointWriter(tmp_path).prepare(replace(snapshot(0), rows=()))
     assert capsys.readouterr().err.count("warning: one: the copy of a checkpoint") == warnings
