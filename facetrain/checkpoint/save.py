@@ -96,6 +96,7 @@ class CheckpointWriter:
         self._snapshot: Snapshot | None = None
         self._scratch = folder
         self._files: list[FileEntry] = []
+        self._last_bytes = 0
         self._reason = ""
 
     @property
@@ -131,15 +132,15 @@ class CheckpointWriter:
         if not self.is_prepared:
             self.prepare(snapshot)
         # One save at a time: the thread may still write from the buffers that this one copies into.
-        previous = self.finish()
+        previous = self._end_save()
         self._state, self._snapshot, self._reason, self._files = _SaveState.WRITING, snapshot, "", []
         self._make_scratch_folder(snapshot.step)
         if self._state == _SaveState.FAILED:
-            return previous if self._asynchronous else self.finish()
+            return previous if self._asynchronous else self._end_save()
         files = _files_of(snapshot)
         if not self._asynchronous:
             self._write(files)
-            return self.finish()
+            return self._end_save()
         # Tables that fill the host's memory, or are on a disk, cannot be copied: training waits for their writing.
         if not snapshot.copy_rows:
             self._write(files)
@@ -157,23 +158,37 @@ class CheckpointWriter:
         return previous
 
     def poll(self) -> SaveOutcome | None:
-        """Commit or abandon the save in flight if all ranks have ended writing; else return None."""
+        """Commit or abandon the save in flight if all ranks have ended writing and removing; else return None."""
         # One small reduction for each step, and only while a save is in flight, which all ranks know alike.
-        if not self.in_flight or collectives.any_rank(self._state == _SaveState.WRITING):
+        if not self.in_flight or collectives.any_rank(self._is_busy):
             return None
         return self._complete()
 
     def finish(self) -> SaveOutcome | None:
-        """Wait for the save in flight, commit or abandon it, and return its outcome; None if there is none."""
+        """Wait for the save in flight, commit or abandon it, and return its outcome; None if there is none.
+
+        Also wait until old checkpoints are removed.
+        """
+        outcome = self._end_save()
+        self._end_removal()
+        return outcome
+
+    @property
+    def _is_busy(self) -> bool:
+        is_removing = self._removal is not None and self._removal.is_alive()
+        return self._state == _SaveState.WRITING or is_removing
+
+    def _end_save(self) -> SaveOutcome | None:
         # Each rank waits for its own thread first. No collective is in flight meanwhile, so a slow disk delays the
         # others but does not put them out of step.
         if self._thread is not None:
             self._thread.join()
-        outcome = self._complete() if self.in_flight else None
+        return self._complete() if self.in_flight else None
+
+    def _end_removal(self) -> None:
         if self._removal is not None:
             self._removal.join()
             self._removal = None
-        return outcome
 
     def _make_scratch_folder(self, step: int) -> None:
         """Create the folder of this save on each disk. Collective."""
@@ -183,6 +198,9 @@ class CheckpointWriter:
         )
         if self._is_owner:
             try:
+                # The room that this save needs may be that of a checkpoint which is being removed.
+                if self._removal and shutil.disk_usage(self._folder).free < self._last_bytes:
+                    self._end_removal()
                 commit.make_scratch_folder(self._scratch)
             except OSError as error:
                 self._reason = self._describe(error)
@@ -228,6 +246,7 @@ class CheckpointWriter:
         files = [asdict(entry) for entry in self._files]
         reports = collectives.gather_json([self._reason, files, sorted(self._steps_in_use())])
         reason = next((reason for reason, _, _ in reports if reason), "")
+        self._last_bytes = sum(entry["size"] for _, entries, _ in reports for entry in entries)
         manifest = None
         if collectives.rank() == 0 and not reason:
             manifest = Manifest(
@@ -252,6 +271,8 @@ class CheckpointWriter:
 
     def _commit(self, step: int, manifest: str, in_use: set[int]) -> str:
         """Write the manifest, publish the folder and begin to remove old ones; return why it was not published."""
+        # It must not meet a folder that gets or loses its name now.
+        self._end_removal()
         try:
             # Last of all files: what has a manifest is complete, whatever its folder is called.
             write_atomically(self._scratch / MANIFEST, manifest)

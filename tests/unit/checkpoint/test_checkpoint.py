@@ -10,6 +10,7 @@ from contextlib import redirect_stderr
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -109,6 +110,36 @@ def test_a_checkpoint_is_saved_even_if_the_name_of_the_newest_cannot_be_written(
     assert Checkpoint.open(tmp_path).step == 2
 
 
+@pytest.mark.parametrize("free", [1 << 40, 0])
+def test_a_save_waits_for_a_removal_on_a_full_disk_only_and_its_commit_always(tmp_path, monkeypatch, free):
+    writer, goes_on, events = CheckpointWriter(tmp_path, keep=1), threading.Event(), []
+    remove, begin, publish = commit.remove_surplus, commit.make_scratch_folder, commit.publish
+
+    def slow_removal(*args, **options):
+        goes_on.wait(60)
+        remove(*args, **options)
+        events.append("removed")
+
+    def disk_usage(folder):
+        if not free:
+            goes_on.set()
+        return SimpleNamespace(free=free)
+
+    monkeypatch.setattr(commit, "remove_surplus", slow_removal)
+    monkeypatch.setattr(commit, "make_scratch_folder", lambda path: events.append("begun") or begin(path))
+    monkeypatch.setattr(commit, "publish", lambda *paths: events.append("committed") or publish(*paths))
+    monkeypatch.setattr(shutil, "disk_usage", disk_usage)
+    writer.save(snapshot(1))
+    assert writer.save(snapshot(2)).step == 1
+    writer._thread.join()
+    assert (writer.poll() is None) == bool(free), "training goes on"
+    goes_on.set()
+    writer.finish()
+    saved = ["begun", "committed", "removed"]
+    assert events == (["begun", "committed", "begun", "removed", *saved[1:]] if free else saved * 2)
+    assert complete_steps(tmp_path) == [2]
+
+
 def test_a_run_folder_may_have_the_name_of_a_checkpoint(tmp_path):
     run = tmp_path / "step_20261123"
     run.mkdir()
@@ -120,6 +151,7 @@ def test_saving_a_step_again_replaces_it(tmp_path):
     writer = CheckpointWriter(tmp_path, asynchronous=False)
     for note in ("first", "second"):
         writer.save(snapshot(3, meta={"note": note}))
+    writer.finish()
     assert Checkpoint.open(tmp_path).meta == {"note": "second"}
     assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "step_00000003"]
 
