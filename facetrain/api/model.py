@@ -253,9 +253,9 @@ class Model:
                     f"{_place(images[index], index)}: quality {quality:.4g}, less than the minimum "
                     f"{min_quality:g}; use a sharper image of the face, or a lower minimum"
                 )
-        compared = Comparison(
-            float(embedding_2D[0] @ embedding_2D[1]), (float(quality_2[0]), float(quality_2[1]))
-        )
+        # The product of an embedding with itself may be rounded to a number above 1.
+        cosine = min(max(float(embedding_2D[0] @ embedding_2D[1]), -1.0), 1.0)
+        compared = Comparison(cosine, (float(quality_2[0]), float(quality_2[1])))
         if threshold is not None:
             return replace(compared, threshold=threshold)
         stored = self.stored_threshold(fmr)

@@ -90,6 +90,8 @@ def search_gallery(
             compared = first * gallery.count + (start + len(entry_gD)) * len(probe_QD)
             progress(compared, probes.count * gallery.count)
         best.row_QK[is_zero_Q], best.cosine_QK[is_zero_Q] = -1, -np.inf
+    # The product of an embedding with itself may be rounded to a number above 1.
+    np.minimum(found.cosine_QK, 1, out=found.cosine_QK)
     _warn_of_zeros(probes, zero_probes, "find nothing")
     _warn_of_zeros(gallery, zero_entries, "are never found")
     return found

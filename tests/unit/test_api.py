@@ -113,6 +113,12 @@ def test_two_images_are_compared_with_and_without_a_threshold(folder, model):
     assert model.compare(image, image, threshold=0.9).same is True
 
 
+def test_the_cosine_of_an_image_to_itself_is_at_most_1(folder, model, monkeypatch):
+    row = np.array([1 + np.finfo(np.float32).eps, 0], np.float32)
+    monkeypatch.setattr(model, "embed", lambda *_, **__: (np.stack([row, row]), np.ones(2)))
+    assert model.compare("a.png", "a.png").cosine == 1
+
+
 @pytest.mark.parametrize(
     ("image", "message"),
     [

@@ -148,6 +148,11 @@ def test_a_threshold_of_1_lists_the_entries_that_equal_the_probe():
     assert [[entry["row"] for entry in one["found"]] for one in results] == [[n] for n in range(50)]
 
 
+def test_no_cosine_is_above_1():
+    faces = stored(np.random.default_rng(0).normal(size=(50, SIZE)))
+    assert (search_gallery(faces, faces, 1).cosine_QK <= 1).all()
+
+
 def test_a_file_that_does_not_say_its_model_is_named(caplog):
     known = stored(np.eye(SIZE))
     unknown = replace(known, path=Path("edited.npz"), model=None)
