@@ -20,7 +20,7 @@ def decode_rgb(data: bytes, *, location: str) -> np.ndarray:
     """Decode an image of a format in `FORMAT_SUFFIXES` to RGB: uint8 (height, width, 3).
 
     The image is turned upright by its orientation tag. Gray and CMYK become RGB, 16 bits per channel become 8,
-    transparency is dropped.
+    transparency is dropped; a TIFF file with it is put on black.
 
     Raises:
         ImageError: if the data is another format, damaged, or larger than `MAX_PIXELS`; the message begins
