@@ -64,7 +64,8 @@ def require_pairs(value_P: np.ndarray, same_P: np.ndarray) -> None:
     """Check the scores, or the distances, of pairs and their labels.
 
     Raises:
-        ValueError: they are not (P,) each, a value is NaN, or the labels are not bool: of 0 and 1, `~` makes −1 and −2.
+        ValueError: they are not (P,) each, a value is NaN or of an unsigned type, which has no negative, or the labels
+            are not bool: of 0 and 1, `~` makes −1 and −2.
     """
     if value_P.ndim != 1 or value_P.shape != same_P.shape:
         raise ValueError(
@@ -72,6 +73,8 @@ def require_pairs(value_P: np.ndarray, same_P: np.ndarray) -> None:
         )
     if same_P.dtype != np.bool_:
         raise ValueError(f"labels of dtype {same_P.dtype}; give bool, True for a genuine pair")
+    if value_P.dtype.kind == "u":
+        raise ValueError(f"scores or distances of dtype {value_P.dtype}; give floating point numbers")
     if np.isnan(value_P).any():
         raise ValueError("a score or distance is NaN; give every pair a number")
 
@@ -91,7 +94,7 @@ def roc(score_P: np.ndarray, same_P: np.ndarray) -> Roc | None:
     order = np.argsort(-score_P, kind="stable")
     score, same = score_P[order], same_P[order]
     # A threshold accepts equal scores together, so only the last pair of each distinct score is a point.
-    last = np.append(np.flatnonzero(np.diff(score)), len(score) - 1)
+    last = np.append(np.flatnonzero(score[1:] != score[:-1]), len(score) - 1)
     accepted = np.cumsum(same)[last]
     return Roc(
         far=np.append(0.0, (last + 1 - accepted) / impostors),
@@ -133,4 +136,4 @@ def _last_point(curve: Roc, far: float) -> int:
 
 def eer_threshold(curve: Roc) -> float:
     """Return the highest score that, as a threshold, gives a false accept rate of at least the false reject rate."""
-    return float(curve.threshold[int(np.argmax(curve.far >= 1 - curve.tar))])
+    return float(curve.threshold[int(np.argmax(curve.far * ROUNDING >= 1 - curve.tar))])

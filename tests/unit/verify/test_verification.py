@@ -131,6 +131,7 @@ def test_fewer_pairs_than_folds_is_an_error():
         (np.ones(12), np.ones(13, bool), r"\(12,\) and labels of shape \(13,\)"),
         (np.ones((12, 1)), np.ones((12, 1), bool), r"\(12, 1\)"),
         (np.full(12, np.nan), np.ones(12, bool), "NaN"),
+        (np.arange(12, dtype=np.uint8), np.arange(12) % 2 == 0, "dtype uint8; give floating"),
     ],
 )
 def test_pairs_that_would_give_wrong_rates_in_silence_are_refused(of, value, same, fault):
@@ -178,6 +179,21 @@ def test_thresholds_agree_with_a_search_over_all_scores(seed):
     best = score.max() + 1
     none = roc(np.append(score, best), np.append(same, False))
     assert threshold_at(none, 1e-3) > best, "an impostor pair with the highest score leaves no accepted pair"
+
+
+@pytest.mark.parametrize("errors", range(1, 10))
+def test_the_threshold_of_the_equal_error_is_where_as_many_are_accepted_as_rejected(errors):
+    # So many impostor pairs are the highest of 10, and as many genuine pairs remain below the tenth score.
+    same = np.array([False] * errors + [True] * 10 + [False] * (10 - errors))
+    assert eer_threshold(roc(np.arange(20.0, 0, -1), same)) == 11
+
+
+def test_equal_infinite_scores_are_one_point_of_the_roc():
+    score, same = np.array([1, 0.5, -np.inf, -np.inf, np.inf, np.inf]), np.array([True, False] * 3)
+    for order in (np.arange(6), np.arange(6)[::-1]):
+        curve = roc(score[order], same[order])
+        assert curve.threshold.tolist() == [np.inf, np.inf, 1, 0.5, -np.inf]
+        assert value_of(curve, auc) == pytest.approx(roc_auc_score(same, np.clip(score, -9, 9)))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
