@@ -59,6 +59,7 @@ def asked_config(request: TrainRequest) -> AskedConfig:
         if both := [key for key in CHOSEN_KEYS[choice] if is_set(set_keys, key)]:
             word = "auto" if choice == "batch" else "find"
             raise UsageError(f"--{choice} {word} and --set {both[0]}: give one of them")
+    set_keys |= request.measured.keys()
     config = _build(request)
     allow_code_of(config)
     given = plain_config(config)
@@ -137,7 +138,8 @@ def _is_behind(folder: Path, mirror: Mirror) -> bool:
 
 
 def _build(request: TrainRequest, *more: str) -> Config:
-    source, overrides = request.config, [*request.overrides, *more]
+    measured = (as_override(key, value) for key, value in request.measured.items())
+    source, overrides = request.config, [*request.overrides, *measured, *more]
     if isinstance(source, str):
         path = find_config(Path(source))
         return build_config(read_merged(path), str(path), overrides)

@@ -30,7 +30,7 @@ def with_fitting_batch(
     Raises:
         ConfigError: no batch fits, or the stages of the run have batch sizes.
     """
-    keeps_lr = "lr" in agreed.plan.open_choices or is_set(agreed.plan.set_keys, "optim.lr")
+    keeps_lr = is_set(agreed.plan.set_keys, "optim.lr")
     values, line = fit_batch(agreed.config, world, agreed.data.source, keeps_lr)
     return request.with_chosen("batch", values, line)
 

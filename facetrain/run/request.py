@@ -62,6 +62,8 @@ class TrainRequest(BaseModel, frozen=True, extra="forbid", ser_json_inf_nan="con
     """Whether the dataset is another one than that of the config, whose verification sets may not be there."""
     choose: tuple[Literal["batch", "lr"], ...] = ()
     """What a new run measures before it is resolved: the batch size that fits, the learning rate to use."""
+    measured: dict[str, Any] = {}
+    """Config keys that were measured, with their values, which win over `overrides`."""
     chosen: tuple[str, ...] = ()
     """What was measured and chosen, a line each."""
     allow_code: bool = False
@@ -117,10 +119,7 @@ class TrainRequest(BaseModel, frozen=True, extra="forbid", ser_json_inf_nan="con
         return self.model_copy(
             update={
                 "choose": tuple(each for each in self.choose if each != choice),
-                "overrides": (
-                    *self.overrides,
-                    *(as_override(key, value) for key, value in values.items()),
-                ),
+                "measured": {**self.measured, **values},
                 "chosen": (*self.chosen, line),
             }
         )

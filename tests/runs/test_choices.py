@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,10 @@ from facetrain.errors import ConfigError
 from facetrain.plan import fit_batch as fitting
 from facetrain.plan.forecast import forecast
 from facetrain.run import lr_range_test
+from facetrain.run.asked_config import asked_config
+from facetrain.run.choose import with_fitting_batch
 from facetrain.run.lr_range_test import choose_rate
+from facetrain.run.request import TrainRequest
 from tests.support import training
 from tests.support.ranks import free_ports, start_ranks
 from tests.support.runs import metrics
@@ -139,6 +143,23 @@ def test_a_batch_takes_the_memory_that_the_forecast_leaves_and_the_rate_follows(
     )
     _, chosen, _ = fit(describe, monkeypatch, keep_lr=True)
     assert chosen.optim.lr == 0.05
+
+
+@pytest.mark.parametrize(("overrides", "lr"), [((), 0.4), (("optim.lr=0.05",), 0.05)])
+def test_the_rate_follows_the_batch_unless_the_command_sets_it(describe, overrides, lr):
+    def fit_batch(config, world, source, keep_lr):
+        values = {"train.global_batch_size": 192, "optim.lr": 8 * config.optim.lr}
+        return {key: value for key, value in values.items() if not (keep_lr and key == "optim.lr")}, "line"
+
+    # Where a range test comes next, this is the rate that stays if the test finds none.
+    choose = ("batch",) if overrides else ("batch", "lr")
+    request = TrainRequest(config=str(describe()), overrides=overrides, choose=choose)
+    asked = asked_config(request)
+    plan = SimpleNamespace(open_choices=choose, set_keys=asked.set_keys)
+    agreed = SimpleNamespace(plan=plan, config=asked.config, data=SimpleNamespace(source=None))
+    fitted = with_fitting_batch(request, agreed, None, fit_batch)
+    config = asked_config(fitted).config
+    assert fitted.choose == choose[1:] and (config.train.global_batch_size, config.optim.lr) == (192, lr)
 
 
 def test_a_batch_beyond_the_limits_stays_and_the_line_says_so(describe, monkeypatch):
