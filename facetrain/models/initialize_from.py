@@ -87,7 +87,7 @@ def initialize_backbone(
         warn_of_other_code(description, origin)
         if isinstance(backbone, TimmNetwork):
             if not description:
-                weights = _of_timm(backbone, weights, path)
+                weights = _of_timm(backbone, weights, Path(origin))
             elif str(description.get("backbone", {}).get("name")).startswith(TIMM_PREFIX):
                 _require_same_statistics(backbone, description["backbone"], path)
     else:

@@ -1,7 +1,10 @@
 """Networks of timm by their names: the same numbers, any image size, weights, and what is refused."""
 
+import json
+
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from facetrain.backbone.zoo import build_backbone, build_on_meta
 from facetrain.errors import ModelError
@@ -80,6 +83,20 @@ def test_weights_of_a_network_that_normalizes_in_another_way_are_refused(tmp_pat
     with pytest.raises(ModelError, match=f"normalizes pixels by mean .* set model.backbone: {other}"):
         initialize_backbone(backbone, tmp_path / "m.safetensors", None)
     initialize_backbone(network, tmp_path / "m.safetensors", None)
+
+
+@pytest.mark.parametrize("given", ["", "model.safetensors"], ids=["folder", "file"])
+def test_weights_whose_config_json_states_another_normalization_are_refused(tmp_path, given):
+    backbone = build_backbone("timm/convnext_atto", image_size=32, embedding_size=8)
+    weights = {key.removeprefix("network."): value for key, value in backbone.state_dict().items()}
+    save_file(weights, tmp_path / "model.safetensors")
+    stated = {"pretrained_cfg": {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}}
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    initialize_backbone(backbone, tmp_path / given, None)
+    stated["pretrained_cfg"]["mean"] = [0.5] * 3
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    with pytest.raises(ModelError, match=r"config\.json beside it states mean .* model\.backbone"):
+        initialize_backbone(backbone, tmp_path / given, None)
 
 
 @pytest.mark.parametrize(
