@@ -72,8 +72,13 @@ def convert(path: Path) -> str:
     files = [PythonValues(file) for file in ([base] if has_base else []) + [path]]
     assigned = {name: value for file in files for name, value in file.values.items()}
     functions = {name: numbers for file in files for name, numbers in file.functions.items()}
+    named = files[-1].values
     _require_lists(files[-1], path)
     loss = assigned.get("loss")
+    # A file with `loss` is older than a base.py with `margin_list`, which would override it.
+    has_older_loss = named.get("loss") is not None and "margin_list" in assigned.keys() - named.keys()
+    if has_older_loss:
+        del assigned["margin_list"]
     margin = _MARGINS_OF_LOSSES.get(str(loss))
     translated_loss = {"margin_list": margin} if margin else {}
     values = DEFAULTS | translated_loss | assigned
@@ -97,6 +102,8 @@ def convert(path: Path) -> str:
     notes = [note for file in files for note in file.notes]
     notes += [_note_on_function(name, numbers) for name, numbers in functions.items()]
     notes += _notes_on_values(values, assigned)
+    if has_older_loss:
+        notes.append(f"# margin_list: that of base.py is left out, because {path.name} has loss")
     if of_2021:
         share = float(values["lr"]) * int(values["batch_size"]) / 512
         notes.append(
@@ -240,12 +247,16 @@ def _notes_on_values(values: dict[str, Any], assigned: dict[str, Any]) -> list[s
         notes.append(
             "# margin_list: m1 and m2 are left out, because arcface_torch ignores them where m3 is above 0"
         )
+    if str(values.get("loss")) in _MARGINS_OF_LOSSES and "margin_list" in assigned:
+        notes.append("# loss: is left out, because margin_list is set")
     if values.get("using_wandb") and (values.get("wandb_project") or values.get("wandb_entity")):
         places = {"WANDB_PROJECT": values.get("wandb_project"), "WANDB_ENTITY": values.get("wandb_entity")}
         given = " ".join(f"{name}={value}" for name, value in places.items() if value)
         notes.append(f"# using_wandb: start the run with {given} in the environment")
     if values.get("decay_epoch") and not _milestones(values):
         notes.append("# decay_epoch: is no list of rising epochs and is left out")
+    elif values.get("decay_epoch") and "margin_list" in assigned:
+        notes.append("# decay_epoch: is kept, although arcface_torch's code for margin_list ignores it")
     if values.get("dali_aug") and not values.get("dali"):
         notes.append("# dali_aug: is left out, because it has no effect without dali")
     network = values["network"]

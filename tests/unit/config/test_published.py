@@ -115,10 +115,10 @@ CONVERSIONS = [
     # arcface_torch subtracts m3 alone then.
     ("margin_list = (1.0, 0.5, 0.2)", MARGIN, ("cosface", 64, 1, None, 0.2), LEFT_OUT),
     ("margin_list = (1.35, 0.0, 0.2)", MARGIN, ("cosface", 64, 1, None, 0.2), LEFT_OUT),
-    ("loss = 'arcface'", MARGIN, ("cosface", 64, 1, None, 0.4), None),
+    ("loss = 'arcface'", MARGIN, ("cosface", 64, 1, None, 0.4), "loss: is left out, because margin_list is"),
     ("loss = 'curricularface'", MARGIN, ("curricularface", 64, 1, None, None), "margin_list: is left out"),
     ("loss = 'unpg'", MARGIN, ("cosface", 64, 1, None, 0.4), "loss: is left out"),
-    ("decay_epoch = [8, 12]", "optim.schedule optim.milestones", ("steps", (8, 12)), None),
+    ("decay_epoch = [8, 12]", "optim.schedule optim.milestones", ("steps", (8, 12)), "decay_epoch: is kept"),
     ("output = 'work_dirs/a'", "run.dir run.name", ("work_dirs", "a"), None),
     ("output = 'work_dirs/lr=0.1'", "run.dir run.name", ("work_dirs/lr=0.1", "wf42m"), None),
     ("decay_epoch = 10", "optim.schedule", "polynomial", "decay_epoch: is no list of rising epochs"),
@@ -167,6 +167,30 @@ def test_the_loss_of_2021_is_converted_to_its_margin(tmp_path, loss, margin):
     )
     assert (with_steps.head.margin.gradient == "exact") == (loss == "arcface")
     assert "set optim.lr to 0.4 times the number of GPUs" in (tmp_path / "wf42m.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("loss", "margin"),
+    [
+        ("arcface", (1, 0.5, None)),
+        ("cosface", (1, None, 0.4)),
+        ("magface", (1, None, None)),
+        ("unpg", None),
+    ],
+)
+def test_the_loss_of_a_file_wins_over_the_margin_list_of_the_base_file(tmp_path, loss, margin):
+    (tmp_path / "base.py").write_text("config = edict()\nconfig.margin_list = (1.0, 0.2, 0.0)\n")
+    lines = f"{WITHOUT_MARGIN}config.loss = '{loss}'\nconfig.decay_epoch = [8, 12]\n"
+    if margin is None:
+        with pytest.raises(ConfigError, match="set config.margin_list"):
+            converted(tmp_path, lines)
+        return
+    config = converted(tmp_path, lines)
+    assert attrgetter(*MARGIN.split())(config) == (loss, 64, *margin)
+    assert (config.head.margin.gradient == "exact") == (loss == "arcface")
+    text = (tmp_path / "wf42m.yaml").read_text()
+    assert "# margin_list: that of base.py is left out, because wf42m.py has loss\n" in text
+    assert "set optim.lr to 0.4 times the number of GPUs" in text and "# decay_epoch" not in text
 
 
 @pytest.mark.parametrize("loss", ["adaface", "curricularface", "magface"])
