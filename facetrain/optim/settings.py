@@ -59,8 +59,9 @@ class OptimSettings(Settings):
     gamma: Annotated[float, Field(gt=0, le=1)] = 0.1
     """Factor on the learning rate at each milestone; only for schedule steps."""
     batch_scaling: Literal["auto", "linear", "sqrt", "none"] = "auto"
-    """Learning rate in stages with another global batch (`train.stages`). linear: `lr` times the ratio of the global
-    batch to that without stages. sqrt: times its square root. none: `lr`. auto: linear with sgd, sqrt with adamw."""
+    """Learning rate for another global batch than that of the config, in stages (`train.stages`) and with `--batch
+    auto`. linear: `lr` times the ratio of the two. sqrt: times its square root. none: `lr`. auto: linear with sgd, sqrt
+    with adamw."""
     warmup_epochs: Annotated[float, Field(ge=0, le=1_000_000)] = 0.0
     """Number of epochs of warm-up; may be a fraction."""
 

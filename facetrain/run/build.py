@@ -169,7 +169,8 @@ def _begin_in_folder(agreed: Agreed, config: Config, state: TrainState) -> tuple
     try:
         with fail_together(world):
             if world.is_leader:
-                warnings += check_start(config, agreed.folder, agreed.data.source, state, agreed.schedule)
+                source, measured = agreed.data.source, agreed.plan.request.measured.keys()
+                warnings += check_start(config, agreed.folder, source, state, agreed.schedule, measured)
                 # Before the folder is written: a sink may refuse the run.
                 sinks = open_sinks(agreed.config, agreed.folder, agreed.plan.run_id, agreed.plan.step)
                 warnings += sinks.faults if sinks else []

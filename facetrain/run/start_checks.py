@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 
 import torch
@@ -26,6 +26,7 @@ from facetrain.head.head_group import head_parts
 from facetrain.optim.muon import hidden_weights
 from facetrain.optim.settings import MuonSettings
 from facetrain.run.parts.step_schedule import StepSchedule
+from facetrain.run.request import CHOSEN_KEYS
 from facetrain.run.suited_settings import RunFacts, gather_facts, suited_rate, unsuited_settings
 from facetrain.text import count_text
 from facetrain.training.state import TrainState
@@ -38,7 +39,12 @@ _MOST_OF_MUON = 100
 
 
 def check_start(
-    config: Config, folder: Path, source: FaceDataset, state: TrainState, schedule: StepSchedule
+    config: Config,
+    folder: Path,
+    source: FaceDataset,
+    state: TrainState,
+    schedule: StepSchedule,
+    measured: Set[str],
 ) -> list[str]:
     """Check disk, data and learning rate before the first step; return the warnings. For the leader only.
 
@@ -48,6 +54,7 @@ def check_start(
         source: training data.
         state: state of the run, as it will be saved.
         schedule: steps of the run.
+        measured: config keys whose values a measurement has given (`--batch auto`, `--lr find`).
 
     Raises:
         RunError: the disk cannot hold a checkpoint, or cannot rename a folder.
@@ -63,7 +70,8 @@ def check_start(
         *_check_cores(state.world),
         *_check_learning_rate(config, facts),
         *_check_schedule(config, schedule),
-        *_check_effects(config),
+        # A run that continues may have measured its batch when it began.
+        *_check_effects(config, scaled=state.resumed or not measured.isdisjoint(CHOSEN_KEYS["batch"])),
         *_check_precision(config, facts),
         *_check_lengths(state),
         *check_free_space(
@@ -134,8 +142,11 @@ def _check_schedule(config: Config, schedule: StepSchedule) -> Iterator[str]:
         yield f"optim.warmup_epochs: {optim.warmup_epochs:g} of {epochs:.4g} epochs: the run ends in the warm-up"
 
 
-def _check_effects(config: Config) -> Iterator[str]:
-    """Yield the values that have no effect; a preset whose margin is changed to another type has such, too."""
+def _check_effects(config: Config, *, scaled: bool) -> Iterator[str]:
+    """Yield the values that have no effect; a preset whose margin is changed to another type has such, too.
+
+    `scaled` says whether `--batch auto` has changed the rate with the batch.
+    """
     margin, data, optim = config.head.margin, config.data, config.optim
     for key in unused_keys(margin):
         # The recipe `head` gives every type its gradient.
@@ -160,7 +171,7 @@ def _check_effects(config: Config) -> Iterator[str]:
             "optim.schedule: polynomial",
         ),
         ("optim", "gamma", optim.schedule == "steps", "optim.schedule: steps"),
-        ("optim", "batch_scaling", bool(config.train.stages), "train.stages"),
+        ("optim", "batch_scaling", bool(config.train.stages) or scaled, "train.stages or --batch auto"),
     ):
         settings = getattr(config, section)
         value = getattr(settings, name)

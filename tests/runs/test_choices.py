@@ -178,10 +178,13 @@ def test_a_cpu_keeps_the_batch_of_the_config(describe, monkeypatch):
 
 
 def test_a_run_records_the_batch_that_it_has_chosen_and_a_resume_keeps_it(describe, tmp_path, monkeypatch):
-    config, folder = load_config(describe(steps=2), ["eval.targets=[]"]), tmp_path / "run"
+    settings = ["eval.targets=[]", "optim.batch_scaling=sqrt"]
+    config, folder = load_config(describe(steps=2), settings), tmp_path / "run"
     for _ in range(2):
         fit_batch = lambda *given: fitting.fit_batch(*given[:3], keep_lr=given[3])  # noqa: E731
         asked = {"resume_existing": True, "choose": ("batch",), "fit_batch": fit_batch}
         assert training.train(config, folder, **asked) == 0
-    assert "--batch auto: 24 images per process, 24 per step" in (folder / "log.txt").read_text()
+    log = (folder / "log.txt").read_text()
+    assert "--batch auto: 24 images per process, 24 per step" in log
+    assert "has no effect" not in log, "the scaling of the rate"
     assert load_config(folder / "config.yaml").train.global_batch_size == 24

@@ -187,13 +187,16 @@ def test_a_schedule_that_the_run_does_not_reach_is_reported(optim, max_steps, li
             ["optim.power: 3.0 has no effect without optim.schedule: polynomial"],
         ),
         ("recipe=head; optim.schedule=cosine", []),
-        ("optim.batch_scaling=sqrt", ['optim.batch_scaling: "sqrt" has no effect without train.stages']),
+        (
+            "optim.batch_scaling=sqrt",
+            ['optim.batch_scaling: "sqrt" has no effect without train.stages or --batch auto'],
+        ),
         ("optim.batch_scaling=sqrt; train.stages=[{until_epoch: 1, batch_size: 2}]", []),
     ],
 )
 def test_a_value_without_effect_is_reported(value, keys):
     config = build_config({"data": {"train": "x"}}, "x", value.split("; "))
-    found = list(start_checks._check_effects(config))
+    found = list(start_checks._check_effects(config, scaled=False))
     assert len(found) == len(keys) and all(key in line for key, line in zip(keys, found, strict=True))
 
 
