@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 from facetrain.checkpoint.manifest import MANIFEST
 from facetrain.errors import CheckpointError, DamagedCheckpointError
-from facetrain.files import replacing
+from facetrain.files import open_regular, os_errors_as, replacing
 from facetrain.remote.address import public
 from facetrain.remote.filesystem import open_filesystem, with_retries
 from facetrain.remote.ranges import download_ranges
@@ -53,6 +54,9 @@ class MirrorStore:
 
     def upload(self, path: Path, name: str) -> None:
         """Upload a file."""
+        # Before: in the operation, a file that is gone would be an object that the store does not find.
+        with os_errors_as(CheckpointError, path):
+            os.close(open_regular(path))
         self._do(name, lambda: self._objects.put_file(str(path), name))
 
     def download(

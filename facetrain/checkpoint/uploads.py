@@ -15,7 +15,7 @@ from facetrain.checkpoint.run_id import run_id_of
 from facetrain.checkpoint.save import SaveOutcome
 from facetrain.distributed import collectives
 from facetrain.errors import CheckpointError, FacetrainError
-from facetrain.files import error_reason
+from facetrain.files import error_reason, os_errors_as
 from facetrain.remote.address import public
 from facetrain.telemetry.log import logger, warn
 
@@ -125,18 +125,19 @@ class Uploads:
 
     def _upload(self, saved: SaveOutcome) -> None:
         try:
-            folder = step_folder(self._checkpoints, saved.step)
-            self._mirror.upload(folder, saved.step, saved.files)
-            if saved.manifest is None:  # not the leader
+            with os_errors_as(CheckpointError, self._checkpoints):
+                folder = step_folder(self._checkpoints, saved.step)
+                self._mirror.upload(folder, saved.step, saved.files)
+                if saved.manifest is None:  # not the leader
+                    self._is_uploaded = True
+                    return
+                self._require_mirror(saved.manifest)
+                self._mirror.upload_files(self._run_files())
                 self._is_uploaded = True
-                return
-            self._require_mirror(saved.manifest)
-            self._mirror.upload_files(self._run_files())
-            self._is_uploaded = True
-            self._wait_for_all(saved.step, saved.manifest)
-            self._require_mirror(saved.manifest)
-            self._mirror.commit(saved.manifest)
-            logger.info("uploaded the checkpoint of step %d", saved.step)
+                self._wait_for_all(saved.step, saved.manifest)
+                self._require_mirror(saved.manifest)
+                self._mirror.commit(saved.manifest)
+                logger.info("uploaded the checkpoint of step %d", saved.step)
         except Exception as error:  # a failed upload must not end the training, whatever the reason
             self._failure = str(error) if isinstance(error, FacetrainError) else error_reason(error)
             if saved.manifest is not None:

@@ -1,6 +1,8 @@
 """Checkpoints in an object store: complete or absent, whatever happens to an upload; training does not wait."""
 
 import os
+import re
+import tempfile
 import threading
 from concurrent.futures import CancelledError
 from contextlib import suppress
@@ -20,6 +22,7 @@ from facetrain.errors import CheckpointError, DamagedCheckpointError, UsageError
 from facetrain.remote.filesystem import open_filesystem
 from facetrain.remote.ranges import download_ranges
 from tests.support.checkpoints import flip_a_bit
+from tests.support.faults import full, small_disk
 from tests.support.mirrored import RUN_ID, URL, save, upload, uploads_of
 from tests.support.waiting import wait_until
 
@@ -156,6 +159,19 @@ def test_a_full_store_is_one_warning_and_a_later_upload_succeeds(tmp_path, store
     store.full = False
     uploads.add(outcomes[1])
     assert uploads.finish() == "" and Mirror(URL).steps() == [4]
+
+
+def test_an_error_of_this_disk_in_an_upload_names_its_file_and_not_the_store(tmp_path, monkeypatch):
+    outcome, disk = save(tmp_path, 2), tmp_path / "disk"
+    file = step_folder(tmp_path / "checkpoints", 2) / outcome.files[0].name
+    content = file.read_bytes()
+    file.unlink()
+    assert upload(tmp_path, outcome) == f"{file}: No such file or directory"
+    file.write_bytes(content)
+    with small_disk(disk, size_kib=64), full(disk):
+        monkeypatch.setattr(tempfile, "tempdir", str(disk))
+        failure = upload(tmp_path, outcome)
+    assert re.match(rf"{disk}/.+/run_id.txt: No space left on device; free space", failure)
 
 
 def test_an_object_that_the_store_loses_after_its_upload_ends_the_wait(tmp_path, store, monkeypatch):
