@@ -59,6 +59,9 @@ _CLAIM = "claim"
 _DOWNLOADS = 8
 """Files at a time: one connection to a store is slower than a disk. Each has a part of 16 MiB in memory."""
 _OBJECT = re.compile(rf"{CHECKPOINTS}/{STEP_NAME.pattern}/(.+)")
+RECORDS = frozenset({".csv", ".html", ".json", ".jsonl", ".png", ".txt", ".yaml"})
+"""Suffixes of the files of a run folder that a run writes while it trains. Others, such as exported models, are large,
+and not needed to continue it."""
 _FILE = re.compile(r"[A-Za-z0-9_]+\.[a-z]+")
 """Name of a file of the run folder."""
 
@@ -291,10 +294,10 @@ class Mirror:
                 self._store.upload(path, path.name)
 
     def fetch_files(self, folder: Path, *, replace: bool) -> None:
-        """Download the files of the run folder, except models; `replace` all that exist, or only records."""
+        """Download the records of the run folder; `replace` all that exist, or only those that grow."""
         with os_errors_as(CheckpointError, folder):
             for name in self._store.find(""):
-                is_wanted = _FILE.fullmatch(name) and not name.endswith(".safetensors")
+                is_wanted = _FILE.fullmatch(name) and Path(name).suffix in RECORDS
                 if is_wanted and (replace or name.endswith(".jsonl") or not os.path.lexists(folder / name)):
                     self._store.download(name, folder / name)
 

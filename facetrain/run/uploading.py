@@ -10,7 +10,7 @@ from pathlib import Path
 
 from facetrain.checkpoint.commit import CHECKPOINTS, remove_surplus, step_folder
 from facetrain.checkpoint.manifest import read_manifest
-from facetrain.checkpoint.mirror import Mirror
+from facetrain.checkpoint.mirror import RECORDS, Mirror
 from facetrain.checkpoint.save import SaveOutcome
 from facetrain.checkpoint.uploads import Uploads
 from facetrain.config.own_code import allow_option
@@ -99,12 +99,12 @@ def _lost(run: Agreed, failure: str) -> str:
 
 
 def _files_to_upload(folder: Path, has_ended: Callable[[], bool]) -> list[Path]:
-    """Return the files of the run folder that the mirror gets with a checkpoint; models only at the end of the run."""
+    """Return the files of the run folder that the mirror gets with a checkpoint: models at the end of the run only."""
     return [
         path
         for path in sorted(folder.iterdir())
         if path.is_file()
         and not path.name.startswith(".")
         and path.name != LOCK_FILE
-        and (path.suffix != ".safetensors" or has_ended())
+        and (path.suffix in RECORDS or has_ended())
     ]

@@ -55,12 +55,13 @@ def test_files_that_a_host_has_stay_but_its_records_unless_the_run_has_gone_on_e
         folder.mkdir()
         for name in names:
             (folder / name).write_text(text)
-    model = tmp_path / "theirs" / "model.safetensors"
-    model.write_bytes(b"of a run that has ended")
-    Mirror(URL).upload_files([model, *(tmp_path / "theirs" / name for name in names)])
+    models = [tmp_path / "theirs" / name for name in ("model.safetensors", "model.onnx")]
+    for model in models:
+        model.write_bytes(b"of a run that has ended")
+    Mirror(URL).upload_files([*models, *(tmp_path / "theirs" / name for name in names)])
     Mirror(URL).fetch_files(tmp_path / "ours", replace=replace)
     assert [(tmp_path / "ours" / name).read_text() for name in names] == expected
-    assert not (tmp_path / "ours" / model.name).exists()
+    assert not any((tmp_path / "ours" / model.name).exists() for model in models)
 
 
 def test_a_host_downloads_only_the_files_that_it_lacks_or_has_damaged(tmp_path, store):

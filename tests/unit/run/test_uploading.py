@@ -24,13 +24,14 @@ from facetrain.run.uploading import (
 from tests.support.mirrored import RUN_ID, URL, save
 
 
-def test_the_mirror_gets_the_files_of_a_run_and_its_model_only_when_it_has_ended(tmp_path):
-    for name in ("config.yaml", "model.safetensors", ".config.yaml.1", LOCK_FILE):
+def test_the_mirror_gets_the_files_of_a_run_and_models_only_when_it_has_ended(tmp_path):
+    models = ["model.int8.onnx", "model.onnx", "model.pt2", "model.safetensors"]
+    for name in ("config.yaml", *models, ".config.yaml.1", LOCK_FILE):
         (tmp_path / name).touch()
     (tmp_path / "checkpoints").mkdir()
     during, after = _files_to_upload(tmp_path, lambda: False), _files_to_upload(tmp_path, lambda: True)
     assert [path.name for path in during] == ["config.yaml"]
-    assert [path.name for path in after] == ["config.yaml", "model.safetensors"]
+    assert [path.name for path in after] == ["config.yaml", *models]
 
 
 def test_the_command_that_uploads_the_rest_of_a_run_with_code_of_its_own_allows_the_code(tmp_path):
