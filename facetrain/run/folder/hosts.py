@@ -14,11 +14,10 @@ from facetrain.checkpoint.commit import CHECKPOINTS, complete_steps, step_folder
 from facetrain.checkpoint.manifest import read_manifest
 from facetrain.distributed.ranks import Ranks
 from facetrain.errors import CheckpointError
-from facetrain.run.folder.lock_file import has_lock
+from facetrain.run.folder.lock_file import has_lock, refresh
 
 _NEWS_S = 60.0
-"""Seconds within which all hosts that share a folder see a new file there: by default, a client of NFS believes for
-30 s that a file is absent which it has not found."""
+"""Seconds within which all hosts that share a folder see a new file there, whatever their file system keeps."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +39,9 @@ def owns_folder(ranks: Ranks, folder: Path, token: str, *, has_mirror: bool) -> 
     """
     if ranks.is_leader or not (ranks.speaks_for_host and ranks.spans_hosts):
         return ranks.is_leader
+    if has_lock(folder, token):
+        return False
+    refresh(folder)
     # Without a mirror, the run ends if this host does not see the lock in the folder that it has.
     is_patient = not has_mirror and os.path.exists(folder)
     return not has_lock(folder, token, within_s=_NEWS_S if is_patient else 0.0)

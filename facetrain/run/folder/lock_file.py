@@ -153,16 +153,21 @@ def has_lock(folder: Path, token: str, *, within_s: float = 0.0) -> bool:
             return True
         if time.monotonic() >= deadline:
             return False
-        _refresh(folder)
+        refresh(folder)
         time.sleep(POLL_S)
 
 
-def _refresh(folder: Path) -> None:
-    """Change a folder, so that a network file system forgets which files it has found absent there."""
-    scratch = scratch_path(folder / LOCK_FILE)
-    with suppress(OSError):
-        scratch.touch()
-        scratch.unlink()
+def refresh(folder: Path) -> None:
+    """Let a network file system forget that it has not found a folder, or a file in it, which another host has created.
+
+    By default, a client of NFS believes this for 30 s, but not after a change of its own to the folder around.
+    """
+    nearest = next(place for place in (folder, *folder.absolute().parents) if os.path.exists(place))
+    for place in dict.fromkeys((nearest, folder)):
+        scratch = scratch_path(place / LOCK_FILE)
+        with suppress(OSError):  # no folder of this host, or none that it may change
+            scratch.touch()
+            scratch.unlink()
 
 
 def _this_machine() -> str:

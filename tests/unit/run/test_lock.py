@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from facetrain.distributed.ranks import Ranks
 from facetrain.errors import RunError, UsageError
 from facetrain.run.folder import lock as lock_module
+from facetrain.run.folder.hosts import owns_folder
 from facetrain.run.folder.lease import Lease
 from facetrain.run.folder.lock import RunLock
 from facetrain.run.folder.lock_file import LOCK_FILE, Holder, has_lock, is_locked, read_lock
@@ -161,6 +163,32 @@ def test_a_host_that_does_not_see_the_lock_yet_looks_again_and_changes_the_folde
     assert not has_lock(tmp_path, lock.token) and not looks
     assert has_lock(tmp_path, lock.token, within_s=60.0) and looks == [True] * 3
     assert [path.name for path in tmp_path.iterdir()] == [LOCK_FILE]
+    lock.release()
+
+
+@pytest.mark.parametrize("has_mirror", [False, True])
+def test_a_host_whose_file_system_believes_that_a_new_folder_is_absent_shares_it_all_the_same(
+    tmp_path, monkeypatch, has_mirror
+):
+    folder, ranks = tmp_path / "runs" / "new", Ranks(rank=1, local_rank=0, size=2, local_size=1)
+    folder.mkdir(parents=True)
+    lock, touch = RunLock(folder, beat_s=60.0), Path.touch
+    lock.acquire()
+    # A client of NFS looks again in a folder after a change of its own to it.
+    unseen = {folder: folder / LOCK_FILE, tmp_path: folder.parent}
+    for path in unseen.values():
+        path.rename(path.with_name("unseen"))
+
+    def touch_and_see(path):
+        touch(path)
+        if seen := unseen.pop(path.parent, None):
+            seen.with_name("unseen").rename(seen)
+
+    monkeypatch.setattr(Path, "touch", touch_and_see)
+    set_time(monkeypatch, has_lock.__module__, sleep=lambda seconds: pytest.fail("it waits"))
+    assert not owns_folder(ranks, folder, lock.token, has_mirror=has_mirror)
+    assert owns_folder(ranks, tmp_path / "own" / "new", lock.token, has_mirror=has_mirror)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["new", LOCK_FILE, "runs"]
     lock.release()
 
 
