@@ -191,8 +191,10 @@ def _fields(text: str) -> list[str]:
     if "," in text:
         fields = text.split(",")
         if '"' in text:
-            with contextlib.suppress(csv.Error):
-                fields = next(csv.reader([text], skipinitialspace=True))
+            try:
+                fields = next(csv.reader([text], skipinitialspace=True, strict=True))
+            except csv.Error:  # the quotes do not match
+                fields = [text]
         return [field.strip() for field in fields]
     words = text.split()
     is_im2rec = len(words) > 2 and all(map(_WHOLE_NUMBER.fullmatch, words[:-1]))
@@ -220,6 +222,8 @@ def _found(text: str) -> str:
     words = text.split()
     if any(_is_image_path(part.strip(' "')) for part in text.split(";")[:-1]):
         return ": its fields are separated by `;`, write commas or tabs"
+    if "," in text and text.count('"') % 2:
+        return ": its quotes do not match"
     if _is_image_path(text):
         return ": it has no identity, add one after a tab"
     if _is_image_path(words[0]):

@@ -20,6 +20,7 @@ from facetrain.data.images.header import MAX_PIXELS
 from facetrain.errors import DataError
 from facetrain.face_landmarks import ARCFACE_TEMPLATE, MIRRORED_ORDER, TEMPLATE_SIZE
 from facetrain.files import error_reason
+from facetrain.strict_csv import csv_rows
 
 LandmarkFinder = Callable[[str, np.ndarray], np.ndarray | None]
 """Takes the name of an image and its pixels, uint8 RGB (H, W, 3); returns x and y of five points, float32 (5, 2), in
@@ -111,7 +112,8 @@ def read_landmark_table(path: Path) -> LandmarkTable:
     the image, in pixels, or in fractions of the sides, as CVLface's ldmk_5points.csv has them.
 
     Raises:
-        DataError: the file cannot be read, an entry does not have five finite points, or an image has two entries.
+        DataError: the file cannot be read, its quotes do not match, an entry does not have five finite points, or an
+            image has two entries.
     """
     table = LandmarkTable()
     try:
@@ -174,10 +176,10 @@ def _entries(path: Path) -> Iterator[tuple[str, str, list[str]]]:
     """Yield the location of each entry for messages, its name and its values."""
     # Excel begins a CSV with a byte order mark, which would become a part of the first name.
     with path.open(encoding="utf-8-sig", newline="") as file:
-        for number, row in enumerate(csv.reader(file), start=1):
-            is_header = number == 1 and len(row) > 1 and not _is_number(row[1])
-            if row and not is_header:
-                yield f"{path}, line {number}", row[0].strip(), row[1:]
+        for line, row in csv_rows(file):
+            is_header = line == 1 and len(row) > 1 and not _is_number(row[1])
+            if not is_header:
+                yield f"{path}, line {line}", row[0].strip(), row[1:]
 
 
 def _is_number(text: str) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 
 from facetrain.errors import DataError
 from facetrain.files import error_reason
+from facetrain.strict_csv import csv_rows
 from facetrain.text import listed
 
 _MAX_COLUMNS = 1000
@@ -28,13 +29,13 @@ def read_columns(path: Path) -> dict[str, list[str]]:
     of pairs takes about eight times its file.
 
     Raises:
-        DataError: the file cannot be read, has too many columns or two of one name, or a row has another number of
-            fields than the header line.
+        DataError: the file cannot be read, has too many columns or two of one name, or a row has quotes that do not
+            match, or another number of fields than the header line.
     """
     try:
         # Spreadsheets write a byte order mark first.
         with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = (row for row in csv.reader(file) if row)
+            rows = (row for _, row in csv_rows(file))
             names = next(rows, None)
             if names is None:
                 raise DataError(f"{path}: cannot read the table: the file is empty")

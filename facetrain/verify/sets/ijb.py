@@ -31,6 +31,7 @@ from facetrain.embeddings.image_inputs import LazySequence, lazy_files
 from facetrain.errors import PairsError
 from facetrain.face_landmarks import TEMPLATE_SIZE, normalize_landmarks
 from facetrain.files import error_reason
+from facetrain.strict_csv import csv_rows
 from facetrain.verify.sets.csv_columns import plain_number
 
 _LABELED_PAIR = re.compile(r"\s*-?[0-9]+\s+-?[0-9]+\s+[01]\s*")
@@ -195,25 +196,23 @@ def _read_one_to_many(
 
 
 def _read_template_subjects(path: Path, template: np.ndarray) -> TemplateSubjects:
-    reader = csv.reader(_text(path).splitlines())
-    subject_of: dict[int, int] = {}
     try:
-        next(reader, None)
-        for row in reader:
-            if row:
-                # Through int64: a larger number raises an error here and not later.
-                template_id, subject = np.array(
-                    [plain_number(field, int) for field in row[:2]], np.int64
-                ).tolist()
-                if subject_of.setdefault(template_id, subject) != subject:
-                    raise ValueError(
-                        f"template {template_id} has the subject {subject_of[template_id]} before"
-                    )
-    except (ValueError, OverflowError, csv.Error) as error:
-        raise PairsError(
-            f"{path}, line {reader.line_num}: every line after the header must begin with TEMPLATE_ID,SUBJECT_ID as "
-            f"integers, with one subject for each template ({error_reason(error)})"
-        ) from None
+        rows = list(csv_rows(_text(path).splitlines()))[1:]  # the first one names the columns
+    except csv.Error as error:
+        raise PairsError(f"{path}, {error}") from None
+    subject_of: dict[int, int] = {}
+    for line, row in rows:
+        try:
+            # Through int64: a larger number raises an error here and not later.
+            numbers = np.array([plain_number(field, int) for field in row[:2]], np.int64)
+            template_id, subject = numbers.tolist()
+            if subject_of.setdefault(template_id, subject) != subject:
+                raise ValueError(f"template {template_id} has the subject {subject_of[template_id]} before")
+        except (ValueError, OverflowError) as error:
+            raise PairsError(
+                f"{path}, line {line}: every line after the header must begin with TEMPLATE_ID,SUBJECT_ID as "
+                f"integers, with one subject for each template ({error_reason(error)})"
+            ) from None
     if not subject_of:
         raise PairsError(
             f"{path}: the list has no templates; download it again, or remove the files `*_1N_*.csv` to evaluate "

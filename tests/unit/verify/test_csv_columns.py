@@ -50,7 +50,9 @@ def test_columns_without_a_name_are_left_out(tmp_path):
         (" ,\n1,2\n", "no column has a name in the first line"),
         ("\n\n", "the file is empty"),
         ("," * 5000, "has 5,001 columns; the limit is 1,000$"),
-        ('a,b\n"' + "x" * 200_000, "field larger than field limit"),
+        ('a,b\n"' + "x" * 200_000, "line 2: field larger than field limit"),
+        ('a,b\n\n1,"Ann\n2,Bob\n3,Cy\n', "line 3: unexpected end of data; close every quote"),
+        ('a,b\n1,"Ann\n2,Bob\n3,"Cy\n', "line 2: ',' expected after '\"'; close every quote"),
     ],
 )
 def test_a_table_without_distinct_names_or_the_end_of_a_quote_is_refused(tmp_path, text, message):

@@ -176,6 +176,7 @@ def with_word(line, word, new):
         ("1N_gallery_G1", lambda t: t.replace("100,", f"{'9' * 20},", 1), "line 2: .* too (large|big)"),
         ("1N_gallery_G1", lambda t: t.replace("100,", "x,", 1), "line 2: .* as integers.*'x'"),
         ("1N_gallery_G1", lambda t: t.replace("100,", "10_0,", 1), "line 2: .* as integers.*'10_0'"),
+        ("1N_gallery_G1", lambda t: t.replace("7000,", '7000,"', 1), "G1.csv, line 2: unexpected end of data; close"),
         ("1N_gallery_G1", lambda t: t + "9999,7001,a.png\n", "G1.csv: 1 templates have no image, .* template 9999"),
         ("1N_gallery_G1", lambda t: t + "100,7001,a.png\n", "one subject for each template .*100 .*7000 before"),
         ("1N_probe_mixed", None, None),

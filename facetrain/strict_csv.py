@@ -1,0 +1,24 @@
+"""Rows of CSV files whose quotes all match: one that is not closed would take the rows behind it into one field."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator
+
+
+def csv_rows(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
+    """Yield the number of the first line of each row, from 1, and its fields; empty lines are skipped.
+
+    Raises:
+        csv.Error: the quotes of a row do not match; the message begins with its line.
+    """
+    line, reader = 1, csv.reader(lines, strict=True)
+    try:
+        for row in reader:
+            if row:
+                yield line, row
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise csv.Error(
+            f'line {line}: {error}; close every quote, and write one inside a field in quotes as ""'
+        ) from error
