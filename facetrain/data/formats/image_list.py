@@ -45,9 +45,8 @@ _NO_HEADER = re.compile(
 )
 """First line that is neither a comment nor names of columns, which have no digits and no suffixes of images: an entry
 that is not understood."""
-_PHOTO = "0"
-_INSIGHTFACE_FLAGS = (_PHOTO, "1")
-"""First field of InsightFace's lists: whether the image is aligned."""
+_PHOTO, _ALIGNED = "0", "1"
+"""First field of InsightFace's lists."""
 _BOX_NUMBERS, _POINT_NUMBERS = 4, 10
 _WHOLE_NUMBER = re.compile(r"\d+(\.0*)?", re.ASCII)
 _USUAL_NUMBER = re.compile(r"(0|[1-9]\d*)(\.\d*)?(e[+-]?\d+)?", re.IGNORECASE | re.ASCII)
@@ -164,7 +163,8 @@ def list_entries(lines: Iterable[bytes], place: str) -> Iterator[ListEntry]:
                 and _WHOLE_NUMBER.fullmatch(fields[0])
                 and all(map(_is_finite_number, fields[1:-1]))
             )
-            is_insightface = column == 1 and fields[0] in _INSIGHTFACE_FLAGS
+            is_photo = column == 1 and len(fields) > 2 and fields[0] == _PHOTO
+            is_insightface = is_photo or (column == 1 and len(fields) == 3 and fields[0] == _ALIGNED)
             is_clear = len(fields) == 2 or is_im2rec or is_insightface
             offset = line.find(fields[column].encode())
             if offset < 0 or not identity or not is_clear:
@@ -173,7 +173,7 @@ def list_entries(lines: Iterable[bytes], place: str) -> Iterator[ListEntry]:
                     "quotes, a tab, and the identity alone"
                 )
             try:
-                points = _photo_points(fields) if column == 1 else None
+                points = _photo_points(fields[3:]) if is_photo else None
             except ValueError as error:
                 raise DataError(f"{place}, line {number}: {error}; correct the line, or remove it") from error
             yield ListEntry(start + offset, fields[column], identity, points)
@@ -200,7 +200,7 @@ def _fields(text: str) -> list[str]:
     is_im2rec = len(words) > 2 and all(map(_WHOLE_NUMBER.fullmatch, words[:-1]))
     is_insightface = (
         len(words) > 2
-        and words[0] in _INSIGHTFACE_FLAGS
+        and words[0] in (_PHOTO, _ALIGNED)
         and _is_image_path(words[1])
         and all(map(_is_finite_number, words[2:]))
     )
@@ -231,18 +231,21 @@ def _found(text: str) -> str:
     return ""
 
 
-def _photo_points(fields: list[str]) -> list[float] | None:
-    """Return the landmarks in InsightFace's line of a photo; None for other lines.
+def _photo_points(values: list[str]) -> list[float]:
+    """Return the landmarks of a photo from the fields behind its identity.
 
     Raises:
-        ValueError: one is no number, or farther away than any image is wide: in float32 it could become infinite.
+        ValueError: they are not a box and landmarks, or one is no number, or farther away than any image is wide: in
+            float32 it could become infinite.
     """
-    values = fields[3:]
-    if fields[0] != _PHOTO or len(values) != _BOX_NUMBERS + _POINT_NUMBERS:
-        return None
-    for text in values[_BOX_NUMBERS:]:
+    if len(values) != _BOX_NUMBERS + _POINT_NUMBERS:
+        raise ValueError(
+            f"a photo, whose line begins with {_PHOTO}, needs {_BOX_NUMBERS} numbers of a box and {_POINT_NUMBERS} of "
+            f"landmarks behind its identity, not {len(values)}"
+        )
+    for text in values:
         if not (_is_finite_number(text) and abs(float(text)) <= MAX_PIXELS):
-            raise ValueError(f"the landmark {text[:60]!r} is no number of pixels in an image")
+            raise ValueError(f"{text[:60]!r} is no number of pixels in an image")
     return list(map(float, values[_BOX_NUMBERS:]))
 
 

@@ -32,7 +32,7 @@ def images(tmp_path):
         ("b.csv", "\ufeffperson,path\r\nzoe,a/1.png\r\nann,b/my face.png\r\nzoe,a/2.png\r\n", [1, 0, 1]),
         ("b.tsv", "\ufeffa/1.png\tzoe\nb/my face.png\tann\na/2.png\tzoe\n", [1, 0, 1]),
         ("c.tsv", "\ufeffzoe\ta/1.png\nann\tb/my face.png\nzoe\ta/2.png\n", [1, 0, 1]),
-        ("b.lst", "1\ta/1.png\t2\n1\tb/my face.png\t0\n0\ta/2.png\t2\t3\t4\n", [2, 0, 2]),
+        ("b.lst", "1\ta/1.png\t2\n1\tb/my face.png\t0\n1\ta/2.png\t2\n", [2, 0, 2]),
         (
             "c.csv",
             'path,person\na/1.png,"Lee, Zoe"\n"b/my face.png", "Lee, Ann"\n"a/2.png","Lee, Zoe"\n',
@@ -110,7 +110,16 @@ def test_an_identity_has_the_name_in_the_list_and_a_label_its_number(tmp_path):
         (b"7\t2\ta/1.png\ttrain\n", "line 1"),
         (b"ann,female,a/1.png\n", "line 1"),
         (b"a/1.png\t0\ra/2.png\t1\r", "line 1"),
-        (b"0\ta/1.png\t0" + 13 * b"\t1" + b"\t1e300\n", "line 1: the landmark '1e300'"),
+        (b"0\ta/1.png\t0" + 13 * b"\t1" + b"\t1e300\n", "line 1: '1e300' is no number of pixels"),
+        *(
+            (
+                b"1\tb.png\t7\n0\ta/1.png\t0" + n * b"\t1" + b"\n",
+                f"line 2: a photo.* needs 4 .* and 10 .* not {n};",
+            )
+            for n in (0, 4, 10, 13, 15)
+        ),
+        (b"1\ta/1.png\t0\n1\ta/2.png\t11\tb.png\t1\n", "line 2: .* has no clear path and identity"),
+        (b"1\ta/1.png\t0" + 14 * b"\t1" + b"\n", "line 1: .* has no clear path and identity"),
         (b"0 a/1.png 0" + 13 * b" 1" + b" nan\n", "line 1"),
         (b'a/1.png,ann\n"a/2.png,ann\n', "line 2: .*: its quotes do not match"),
         (b'a/1.png,ann\na/2.png,"ann\n', "line 2: .*: its quotes do not match"),
