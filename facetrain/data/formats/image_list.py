@@ -152,6 +152,10 @@ def list_entries(lines: Iterable[bytes], place: str) -> Iterator[ListEntry]:
             text = line.decode("utf-8").strip().removeprefix(_BYTE_ORDER_MARK)
         except UnicodeDecodeError as error:
             raise DataError(f"{place}, line {number}: {error_reason(error)}") from error
+        if "\r" in text:  # of line ends CR, which would make the whole list one line
+            raise DataError(
+                f"{place}, line {number}: has a carriage return (CR) inside; save the list with line ends LF"
+            )
         fields = _fields(text)
         column = next((n for n, field in enumerate(fields) if _is_image_path(field)), None)
         if column is not None and len(fields) > 1 and "\0" not in text:

@@ -109,7 +109,14 @@ def test_an_identity_has_the_name_in_the_list_and_a_label_its_number(tmp_path):
         (b"a/1.png\t0\t7\n", "line 1"),
         (b"7\t2\ta/1.png\ttrain\n", "line 1"),
         (b"ann,female,a/1.png\n", "line 1"),
-        (b"a/1.png\t0\ra/2.png\t1\r", "line 1"),
+        *(
+            (text, "line 1: has a carriage return .*; save the list with line ends LF")
+            for text in (
+                b"path\tidentity\ra/1.png\t0\r",
+                b"1\ta/1.png\t0\r1\ta/2.png\t1\r",
+                b"a/1.png ann\ra/2.png bo\r",
+            )
+        ),
         (b"0\ta/1.png\t0" + 13 * b"\t1" + b"\t1e300\n", "line 1: '1e300' is no number of pixels"),
         *(
             (
