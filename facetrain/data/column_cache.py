@@ -27,7 +27,7 @@ from facetrain.distributed.user_environment import user_cache_folder
 from facetrain.errors import DataError
 from facetrain.files import error_reason, locked, parse_json, replacing, stamp_of
 
-_VERSION = 8
+_VERSION = 9
 """Raised when a reader finds other labels or places in the same files."""
 _HEADER_BYTES = 4096
 _ALIGNMENT = 64
