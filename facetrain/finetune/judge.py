@@ -6,6 +6,7 @@ no pair that judges the gain has chosen anything.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,8 @@ from pathlib import Path
 import torch
 
 from facetrain.embeddings.inference import Inference
-from facetrain.errors import DataError
+from facetrain.errors import DataError, RunError
+from facetrain.files import os_errors_as
 from facetrain.finetune.other_people import Harm, OtherPeople, accuracy_of
 from facetrain.finetune.prepare import Prepared
 from facetrain.finetune.workplace import Bar
@@ -77,7 +79,8 @@ def judge(prepared: Prepared, *, say: Callable[[str], None], bar: Bar) -> Verdic
     if share:
         with bar("held-out photos") as progress:
             judged = evaluate(
-                place.model, [str(place.pairs)], Path(), against=prepared.model, inference=inference, progress=progress
+                place.candidate, [str(place.pairs)], Path(), against=prepared.model,
+                inference=inference, progress=progress,
             )  # fmt: skip
         # Not the accuracy: it rests on thresholds of ten folds, and in a hundred pairs shows no gain below 20 points.
         gain = judged.differences[place.pairs.stem]["auc"]
@@ -85,11 +88,13 @@ def judge(prepared: Prepared, *, say: Callable[[str], None], bar: Bar) -> Verdic
     if share == 0:
         write_average(prepared, 0.0)
     try:
-        _, thresholds = calibrate_model(place.model, str(place.held_out), Path(), inference=inference)
+        _, thresholds = calibrate_model(place.candidate, str(place.held_out), Path(), inference=inference)
         refused = ""
     except DataError as error:
         # Too few pairs of different people, or the first model has seen the photos; the advice is for another command.
         thresholds, refused = [], str(error).partition(";")[0]
+    with os_errors_as(RunError, place.model):
+        os.replace(place.candidate, place.model)
     return Verdict(share, tried, gain, judged, thresholds, refused)
 
 
@@ -98,12 +103,12 @@ def _largest_harmless_share(
 ) -> tuple[float, dict[float, Harm]]:
     """Return the largest share of `SHARES` from which no other people suffer, 0 for none, and what was measured.
 
-    The model with this share is written.
+    The candidate has this share.
     """
     tried = {}
     for share in SHARES:
         write_average(prepared, share)
-        tried[share] = others.harm_of(prepared.place.model)
+        tried[share] = others.harm_of(prepared.place.candidate)
         reasons = list(tried[share].reasons())
         if not reasons:
             return share, tried
@@ -112,7 +117,7 @@ def _largest_harmless_share(
 
 
 def write_average(prepared: Prepared, share: float) -> None:
-    """Write the model with a share of the fine-tuned weights; the rest are the first model's.
+    """Write the candidate with a share of the fine-tuned weights; the rest are the first model's.
 
     Raises:
         ModelError: a model cannot be opened.
@@ -121,9 +126,9 @@ def write_average(prepared: Prepared, share: float) -> None:
     if share == 0:  # the first model as it is, with its own description; its thresholds are measured again
         opened = open_model(prepared.model, torch.device("cpu"))
         description = {key: value for key, value in opened.metadata.items() if key != THRESHOLDS_KEY}
-        save_model(prepared.place.model, opened.network.state_dict(), description)
+        save_model(prepared.place.candidate, opened.network.state_dict(), description)
         return
-    average_models([prepared.place.run, prepared.model], [share, 1 - share], prepared.place.model)
+    average_models([prepared.place.run, prepared.model], [share, 1 - share], prepared.place.candidate)
 
 
 def headline(verdict: Verdict) -> str:

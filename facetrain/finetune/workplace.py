@@ -54,6 +54,8 @@ class Workplace:
         self.embeddings = folder / "embeddings.safetensors"
         """Embeddings of the training images by the first model, which is the teacher."""
         self.run = folder / "run"
+        self.candidate = folder / "candidate.safetensors"
+        """Model that is judged, until the verdict."""
         self.model = folder / "model.safetensors"
         """The better model."""
         self.page = folder / "report.html"

@@ -1,6 +1,7 @@
 """Verdict on a fine-tuned model: it replaces the first model only if it gains and other people do not suffer."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,12 +16,13 @@ from facetrain.finetune import other_people
 from facetrain.finetune.first_model import backbone_of
 from facetrain.finetune.held_out import write_photo_pairs
 from facetrain.finetune.judge import SHARES, describe, headline, judge
-from facetrain.finetune.other_people import Harm
+from facetrain.finetune.other_people import Harm, OtherPeople
 from facetrain.finetune.prepare import Prepared
 from facetrain.finetune.workplace import Workplace
 from facetrain.models.embedding_model import open_model
 from facetrain.models.model_file import MODEL_FILE
 from facetrain.verify.metrics.result import Result
+from facetrain.verify.model_comparison import Difference
 from tests.support.faces import face
 from tests.support.models import SMALL, write_model
 
@@ -150,6 +152,25 @@ def test_a_first_model_that_has_seen_the_held_out_photos_is_kept_without_thresho
     verdict = judge(prepared, say=print, bar=progress_bar)
     assert verdict.share == 0 and not verdict.thresholds
     assert f"16 of 16 examined images are in {prepared.place.held_out}" in describe(verdict)[-1]
+
+
+@pytest.mark.parametrize("interrupted", ["OtherPeople.harm_of", "evaluate", "calibrate_model"])
+def test_an_interrupted_verdict_leaves_the_model_of_the_last_one(prepared, monkeypatch, interrupted):
+    def ctrl_c(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(OtherPeople, "__init__", lambda *_: None)
+    monkeypatch.setattr(OtherPeople, "harm_of", lambda *_: Harm(1.0, {}, {}))
+    monkeypatch.setattr(f"facetrain.finetune.judge.{interrupted}", ctrl_c)
+    judged = SimpleNamespace(differences={"held_out": {"auc": Difference(0.9, 0.8, (0.05, 0.15), p=0.01)}})
+    if interrupted == "calibrate_model":
+        monkeypatch.setattr(judge_module, "evaluate", lambda *_, **__: judged)
+    for path in (prepared.model, prepared.place.run / MODEL_FILE):
+        write_model(path)
+    prepared.place.model.write_text("the model of the last verdict")
+    with pytest.raises(KeyboardInterrupt):
+        judge(prepared, say=print, bar=progress_bar)
+    assert prepared.place.model.read_text() == "the model of the last verdict"
 
 
 def test_the_network_of_a_model_file_is_found(tmp_path):
