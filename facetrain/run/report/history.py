@@ -21,7 +21,10 @@ _MOST_VERIFICATIONS = 100
 
 @dataclass
 class Metric:
-    """One metric: its first and last value, its bounds, and points of its curve."""
+    """One metric: its first and last value, its bounds, and points of its curve.
+
+    The bounds are without the value of step 0, the untrained model, as soon as there is a later one.
+    """
 
     first: tuple[int, float | str]
     """Step and value. A number that is not finite is a text."""
@@ -35,6 +38,8 @@ class Metric:
 
     def add(self, step: int, value: float | str) -> None:
         """Take the next record."""
+        if self.last[0] == 0 < step:
+            self.low, self.high = math.inf, -math.inf
         self.last = step, value
         number = float(value) if isinstance(value, int | float) else math.nan
         if not math.isnan(number):
@@ -93,7 +98,7 @@ class History:
 
     @property
     def best(self) -> dict[str, float]:
-        """Highest accuracy of each verification set."""
+        """Highest accuracy of each verification set after step 0; before the next verification, that of step 0."""
         accuracies = {name: self.metrics[f"{name}/accuracy"].high for name in self.sets}
         return {name: value for name, value in accuracies.items() if math.isfinite(value)}
 

@@ -32,7 +32,7 @@ class ListedRun(RunState, frozen=True):
     loss: float | str | None
     """Last value of the loss that is trained; text for one that is not finite."""
     best: dict[str, float]
-    """Highest accuracy of each verification set, in the order of `eval.targets`."""
+    """Highest accuracy of each verification set, see `History.best`, in the order of `eval.targets`."""
 
 
 def list_runs(folder: Path) -> list[ListedRun]:
