@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from facetrain.config.loading import build_config, override_values, values_of_overrides
+from facetrain.config.loading import (
+    build_config,
+    is_set,
+    override_keys,
+    override_values,
+    values_of_overrides,
+)
 from facetrain.config.schema import Config
 from facetrain.strict_yaml import dump_yaml
 
@@ -51,9 +57,25 @@ class Choice(NamedTuple):
         return ", ".join(f"{key}: {json.dumps(value)}" for key, value in self.values.items())
 
 
-def choose(facts: Facts) -> list[Choice]:
-    """Return the choices for a fine-tuning, in the order of the sections of a config."""
-    return [*_model(facts), *_data(facts), *_head(facts), *_optimizer(facts), *_machine(facts)]
+def choose(facts: Facts, overrides: Iterable[str] = ()) -> list[Choice]:
+    """Return the choices for a fine-tuning, in the order of the sections of a config.
+
+    Those that the overrides (KEY=VALUE) replace are left out.
+
+    Raises:
+        ConfigError: an override has another form.
+    """
+    chosen = [*_model(facts), *_data(facts), *_head(facts), *_optimizer(facts), *_machine(facts)]
+    return list(_without_given(chosen, override_keys(overrides)))
+
+
+def _without_given(choices: Iterable[Choice], given_keys: Collection[str]) -> Iterator[Choice]:
+    """Yield the choices without the keys that the user gives; what remains of one has lost its reason."""
+    for choice in choices:
+        given = [key for key in choice.values if is_set(given_keys, key)]
+        rest = {key: value for key, value in choice.values.items() if key not in given}
+        if rest:
+            yield Choice(rest, f"as without --set {', '.join(given)}") if given else choice
 
 
 def _model(facts: Facts) -> Iterator[Choice]:
@@ -79,7 +101,7 @@ def _data(facts: Facts) -> Iterator[Choice]:
         f"{facts.images:,} aligned images of {facts.people:,} people; other images of them are held out",
     )
     yield Choice(
-        {"data.augment": {"flip": 0.5, "color": 0.2, "crop": 0.2}},
+        {"data.augment.flip": 0.5, "data.augment.color": 0.2, "data.augment.crop": 0.2},
         "mild changes of color and place, which take no detail from small faces; without them the model forgets more "
         "of other people",
     )

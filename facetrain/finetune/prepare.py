@@ -69,7 +69,7 @@ def prepare(
     others = _open_targets(request.targets, place)
     # With the photos as they are: a wrong setting is an error now, and not after the search for faces.
     facts = _facts(request, request.model, backbone, place, open_dataset(request.photos))
-    _, config = _config_of(choose(facts), request, place)
+    _, config = _config_of(choose(facts, request.overrides), request, place)
     if not place.faces.exists():
         finder = needed_finder(request, finder, backbone["image_size"], say)
         _begin_output(request)
@@ -83,7 +83,8 @@ def prepare(
         inference = Inference(config.train.device)
         with bar("embedding") as progress:
             write_teacher_embeddings(model, place.train, place.embeddings, inference, progress=progress)
-    choices = choose(_facts(request, model, backbone, place, open_dataset(place.train)))
+    facts = _facts(request, model, backbone, place, open_dataset(place.train))
+    choices = choose(facts, request.overrides)
     config = _write_config(choices, request, place, say)
     return Prepared(place, model, request.targets, choices, config)
 

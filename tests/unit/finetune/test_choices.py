@@ -75,12 +75,31 @@ def test_a_device_that_the_user_gives_decides_whether_there_is_a_gpu(device, has
 
 
 def test_the_choices_are_an_ordinary_config_with_the_reason_of_each_and_the_overrides_of_the_user(tmp_path):
-    text, config = config_text(choose(FACTS), ["optim.lr=0.5"], "run", str(tmp_path))
+    choices, overrides = choose(FACTS, ["optim.lr=0.5"]), ["optim.lr=0.5"]
+    text, config = config_text(choices, overrides, "run", str(tmp_path))
     path = tmp_path / "finetune.yaml"
     path.write_text(text)
     assert plain_config(load_config(path)) == plain_config(config)
     assert yaml.safe_load(text)["optim"]["lr"] == 0.5
-    for choice in choose(FACTS):
+    for choice in choices:
         assert f"{', '.join(choice.values)}: {choice.reason}" in text
     with pytest.raises(ConfigError, match=r"optim\.rate"):
         config_text(choose(FACTS), ["optim.rate=1"], "run", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("override", "left"),
+    [
+        ("train.precision=bf16", []),
+        ("train.epochs=3", ["train.global_batch_size: 32"]),
+        ("data.augment.flip=0", ["data.augment.color: 0.2, data.augment.crop: 0.2"]),
+        ("data.augment={color: 0, crop: 0}", ["data.augment.flip: 0.5"]),
+    ],
+)
+def test_a_setting_of_the_user_is_not_said_to_be_chosen(override, left):
+    key = override.partition("=")[0]
+    found, plain = choose(FACTS, [override]), choose(FACTS)
+    changed = [choice for choice in found if choice not in plain]
+    assert [choice.settings for choice in changed] == left and len(found) == len(plain) - 1 + len(left)
+    assert all(choice.reason.startswith(f"as without --set {key}") for choice in changed)
+    assert config_text(found, [override], "a", "b")[1] == config_text(plain, [override], "a", "b")[1]
