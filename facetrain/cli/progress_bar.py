@@ -22,14 +22,15 @@ def progress_bar(title: str) -> Iterator[ProgressCallback]:
 @contextmanager
 def progress_bars(*titles: str) -> Iterator[list[ProgressCallback]]:
     """Yield a progress callback for each step of a command; a step without a call is not shown."""
-    if not sys.stderr.isatty():
-        yield [_ProgressLines(title) for title in titles]
-        return
     from rich.console import Console
     from rich.markup import escape
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    terminal = Console(stderr=True)
+    if not (sys.stderr.isatty() and terminal.is_interactive):
+        yield [_ProgressLines(title) for title in titles]
+        return
+    with Progress(console=terminal, transient=True) as bar:
 
         def callback(title: str) -> ProgressCallback:
             # A path may have brackets, which are tags for rich.

@@ -24,7 +24,8 @@ class Console:
         self._total_steps, self._line = total_steps, ""
         self._terminal = Terminal(stderr=True, highlight=False)
         self._bar: Progress | None = None
-        if self._terminal.is_terminal:
+        # A dumb terminal cannot redraw a line; nor can a file, which FORCE_COLOR makes a terminal for rich.
+        if sys.stderr.isatty() and self._terminal.is_interactive:
             columns = (
                 BarColumn(bar_width=24),
                 TaskProgressColumn(),

@@ -85,10 +85,21 @@ def test_a_progress_bar_shows_a_title_with_brackets(monkeypatch):
     terminal = io.StringIO()
     terminal.isatty = lambda: True
     monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
     with progress_bar("embedding [old]/a [/b]") as progress:
         assert "embedding" not in terminal.getvalue()
         progress(1, 2)
     assert "embedding [old]/a [/b]" in terminal.getvalue()
+
+
+def test_a_terminal_that_draws_no_bar_gets_no_control_characters(monkeypatch):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "dumb")
+    with progress_bar("embedding") as progress:
+        progress(1, 2)
+    assert terminal.getvalue() == "", "a line after ten seconds"
 
 
 @pytest.mark.slow

@@ -280,7 +280,15 @@ def write_both(console):
     console.close()
 
 
-def test_without_a_terminal_progress_is_a_line_with_rate_time_left_and_peak_memory(tmp_path, capfd):
+@pytest.mark.parametrize(
+    ("is_terminal", "variables"), [(False, {}), (False, {"FORCE_COLOR": "1"}), (True, {"TERM": "dumb"})]
+)
+def test_where_no_bar_can_be_drawn_progress_is_a_line_with_rate_time_left_and_peak_memory(
+    tmp_path, capfd, monkeypatch, is_terminal, variables
+):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
     log = log_to(tmp_path / "log.txt", 0)
     write_both(Console(total_steps=200))
     stop_logging(log)
@@ -309,7 +317,8 @@ def test_the_log_has_times_in_utc_on_every_host(tmp_path, monkeypatch):
 
 
 def test_a_terminal_shows_the_progress_beside_the_bar_and_the_verification_above_it(capfd, monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "200")
     console = Console(total_steps=200, start_step=20)
     console._bar.refresh()
