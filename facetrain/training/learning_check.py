@@ -31,6 +31,8 @@ class RunConditions:
     weight_norm: float | None
     """Norm of all weights of the backbone at the start. None: do not check how far they have moved, because the run
     was resumed, has the weights of another run, or has no SGD."""
+    lr_factor: float = 1.0
+    """Largest factor on the rate of a weight of the backbone (`model.lr_factors`)."""
 
 
 class LearningCheck:
@@ -74,7 +76,8 @@ class LearningCheck:
         # Length of SGD's path, an upper bound: momentum adds up at most 1 / (1 − momentum) of each gradient.
         # In this order: the mean with a step that was not finite can be NaN, of which `min` takes the first argument.
         norm = min(self._where.optim.clip_grad_norm or math.inf, values["grad_norm"])
-        self._path += (step - self._last_report) * values["lr"] * norm / (1 - self._where.optim.momentum)
+        lr = values["lr"] * self._where.lr_factor
+        self._path += (step - self._last_report) * lr * norm / (1 - self._where.optim.momentum)
         self._last_report = step
         # In the first half, a run with a warm-up is still near chance.
         if 2 * step <= self._last_step:

@@ -43,6 +43,7 @@ def build_learning_check(config: Config, state: TrainState, schedule: StepSchedu
             first.local_batch_size * ranks,
             is_frozen=frozen and not config.model.init_from,
             weight_norm=weight_norm,
+            lr_factor=max((1.0, *config.model.lr_factors.values())),
         ),
     )
 

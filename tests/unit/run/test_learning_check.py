@@ -30,13 +30,14 @@ def make_images(*, black=False, shuffled=False):
 
 
 def build(
-    folder, *, lr=0.05, batch=24, freeze=(), margin="arcface", classes=CLASSES, sample_rate=1.0, start_step=0
-):
+    folder, *, lr=0.05, batch=24, freeze=(), margin="arcface", classes=CLASSES, sample_rate=1.0, start_step=0,
+    lr_factors=None,
+):  # fmt: skip
     config = Config.model_validate(
         {
             "data": {"train": "unused", "image_size": SIZE},
             "model": {"backbone": "iresnet", "layers": [1, 1, 1, 1], "widths": [4, 8, 8, 8], "embedding_size": 32,
-                      "freeze": freeze},
+                      "freeze": freeze, "lr_factors": lr_factors or {}},
             "head": {"margin": {"type": margin, "m2": 0.3, "scale": 16}, "sample_rate": sample_rate},
             "optim": {"lr": lr},
             "train": {"batch_size": batch, "max_steps": STEPS, "precision": "fp32", "device": "cpu"},
@@ -125,6 +126,14 @@ def test_a_gradient_moves_the_weights_by_no_more_than_its_bound(clip, moves, nor
     assert check.is_finished and (
         message is None if moves else "the weights of the backbone have moved" in message
     )
+
+
+@pytest.mark.parametrize(("lr_factors", "moves"), [({"layer1": 0.1}, False), ({"layer1": 1e4}, True)])
+def test_the_largest_rate_of_a_weight_bounds_how_far_the_weights_move(tmp_path, lr_factors, moves):
+    _, check = build(tmp_path, lr=1e-5, lr_factors=lr_factors)
+    for step in range(10, STEPS + 1, 10):
+        message = check.observe(step, {"loss": 1.0, "lr": 1e-5, "grad_norm": 1.0}, nearest=240, images=240)
+    assert check.is_finished and (message is None) == moves
 
 
 def test_a_backbone_without_any_trained_weight_is_refused(tmp_path):
