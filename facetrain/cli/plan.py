@@ -106,6 +106,7 @@ def _counted(config: Config, num_classes: int, gpus: int, memory: int) -> dict[s
         "parts_bytes": needed.parts,
         "total_bytes": needed.total,
         "elsewhere_bytes": needed.elsewhere,
+        "placement": config.head.placement,
         "checkpoint_copy_bytes": needed.checkpoint_copy,
         "fits": needed.fits(memory),
         "largest_batch": largest_batch(config, num_classes, gpus, memory),
@@ -166,7 +167,8 @@ def _lines(report: dict[str, Any]) -> list[str]:
         f"({1 - USABLE:.0%} of the memory is left to CUDA)",
     ]
     if report["elsewhere_bytes"]:
-        lines.append(f"  In addition {report['elsewhere_bytes'] / _GIB:.2f} GiB per GPU on the host.")
+        where = "on the disk" if report["placement"] == "disk" else "in the host's memory"
+        lines.append(f"  In addition {report['elsewhere_bytes'] / _GIB:.2f} GiB per GPU {where}.")
     if report["checkpoint_copy_bytes"]:
         lines.append(
             f"  In addition at most {report['checkpoint_copy_bytes'] / _GIB:.2f} GiB per GPU in the host's memory, for "

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from facetrain.cli.app import app
-from facetrain.cli.plan import _memory_savers
+from facetrain.cli.plan import _counted, _lines, _memory_savers
 from facetrain.config.loading import build_config
 from facetrain.plan.forecast import Forecast, fewest_gpus, forecast, largest_batch
 from tests.support.command import ROOT, facetrain, refusal
@@ -46,6 +46,15 @@ def test_for_a_run_that_does_not_fit_the_keys_that_save_memory_are_printed():
     code, printed, messages = plan("--config", CONFIG, "--memory", 1.7, "--identities", 20_000_000, *small)
     assert code == 1 and not messages, messages
     assert "does not fit" in printed and "head.momentum_dtype" in printed
+
+
+@pytest.mark.parametrize(("placement", "place"), [("host", "in the host's memory"), ("disk", "on the disk")])
+def test_the_place_of_centers_that_are_not_on_the_gpu_is_printed(monkeypatch, placement, place):
+    for search in ("largest_batch", "fewest_gpus"):
+        monkeypatch.setattr(f"facetrain.plan.forecast.{search}", lambda *_: 1)
+    config = small_config(head={"placement": placement, "sample_rate": 0.1})
+    lines = _lines(_counted(config, 100_000, 1, 80 << 30))
+    assert any(line.endswith(f" GiB per GPU {place}.") for line in lines)
 
 
 @pytest.mark.parametrize(
