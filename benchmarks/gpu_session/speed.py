@@ -54,8 +54,8 @@ def measure_steps(
         shares = ", ".join(f"{part} {share:.0%}" for part, share in measured["share_of_time"].items())
         yield row(f"{what}, {name}", "parts of a step", shares)
     yield row(f"{what}, arcface_torch", "images/s", report["others"]["arcface_torch"]["images_per_s"])
-    yield row(what, "products, TFLOP/s", report["matrix_flops"] / 1e12)
-    yield row(what, "copies, GB/s", report["copied_bytes"] / 1e9)
+    yield row(what, "products, TFLOP/s", report["matrix_flops_per_s"] / 1e12)
+    yield row(what, "copies, GB/s", report["copied_bytes_per_s"] / 1e9)
 
 
 def measure_rates(device: str, precisions: list[str], failures: list[str]) -> Rows:

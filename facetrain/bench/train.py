@@ -30,9 +30,11 @@ from facetrain.distributed import collectives
 from facetrain.distributed.ddp import wrap_in_ddp
 from facetrain.distributed.process_setup import fix_cublas_workspace
 from facetrain.distributed.world import World, join
+from facetrain.head.head_group import head_parts
 from facetrain.plan.backbone_memory import fake_network
 from facetrain.progress import ProgressCallback, ignore_progress
 from facetrain.run.choose import rate_values
+from facetrain.run.parts.learning_check import classes_in_step
 from facetrain.run.parts.loader import build_augment, build_loader, count_workers
 from facetrain.run.parts.state import build_state
 from facetrain.run.parts.step_schedule import StepSchedule, schedule_steps
@@ -273,18 +275,19 @@ def _report(
     profiles: dict[str, Profile],
 ) -> dict[str, Any]:
     config, world, batch = run.config, run.world, run.local_batch_size
-    # Three products of an embedding with each sampled class: the logits and two gradients. A multiply-add is two.
-    sampled = config.head.sample_rate * num_classes
-    flops = {"backbone": _backbone_flops(config), "head": round(6 * config.model.embedding_size * sampled)}
+    # Three products of an embedding with each class of a step: the logits and two gradients. A multiply-add is two.
+    classes = sum(
+        part.share * classes_in_step(part, batch * world.size) for part in head_parts(run.state.head)
+    )
+    flops = {"backbone": _backbone_flops(config), "head": round(6 * config.model.embedding_size * classes)}
+    # The products with a teacher, and those with the expectations of the classes, are not counted.
+    is_counted = config.distill is None and not config.has_expectations
     speed = {name: statistics.median(of_rounds) for name, of_rounds in rates.items()}
-    found = {
-        name: {
-            "images_per_s": speed[name],
-            "rounds": rates[name],
-            "mfu": speed[name] * sum(flops.values()) / machine.flops,
-        }
-        for name in rates
-    }
+    found: dict[str, dict[str, Any]] = {}
+    for name, of_rounds in rates.items():
+        found[name] = {"images_per_s": speed[name], "rounds": of_rounds}
+        if is_counted:
+            found[name]["mfu"] = speed[name] * sum(flops.values()) / machine.flops
     report = {
         "torch": torch.version.__version__,
         "device": next(iter(profiles.values())).device,
@@ -294,10 +297,10 @@ def _report(
         "precision": config.train.precision,
         "batch": batch,
         "identities": num_classes,
-        "matrix_flops": machine.flops,
-        "copied_bytes": machine.bytes,
+        "matrix_flops_per_s": machine.flops,
+        "copied_bytes_per_s": machine.bytes,
         "flops_per_image": flops,
-        "limit_images_per_s": machine.flops / sum(flops.values()),
+        **({"limit_images_per_s": machine.flops / sum(flops.values())} if is_counted else {}),
         "peak_gib": peak_gib(world.device),
         "records_over_synthetic": speed["records"] / speed["synthetic"],
         "inputs": {

@@ -33,7 +33,7 @@ def build_learning_check(config: Config, state: TrainState, schedule: StepSchedu
     batch = first.local_batch_size * state.world.size
     return LearningCheck(
         # Of a single head with the same chance to guess the class of an image.
-        1 / sum(part.share / _classes_in_step(part, batch) for part in head_parts(head)),
+        1 / sum(part.share / classes_in_step(part, batch) for part in head_parts(head)),
         start_step=state.step,
         steps_per_epoch=first.steps_per_epoch,
         total_steps=first.stop_step,
@@ -48,7 +48,7 @@ def build_learning_check(config: Config, state: TrainState, schedule: StepSchedu
     )
 
 
-def _classes_in_step(part: HeadPart, batch: int) -> float:
+def classes_in_step(part: HeadPart, batch: int) -> float:
     """Return the expected number of classes in a step: the sampled ones, or the classes of the images."""
     count, images = part.head.num_classes, batch * part.share
     classes_of_images = count * (1 - (1 - 1 / count) ** images)  # of images that are drawn from all classes
