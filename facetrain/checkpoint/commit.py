@@ -86,7 +86,7 @@ def remove_unfinished(folder: Path) -> None:
             # The process ended between the two renames of `publish`.
             os.rename(entry, target)
         else:
-            _remove(entry)
+            remove(entry)
 
 
 def publish(scratch: Path, target: Path) -> None:
@@ -122,7 +122,7 @@ def publish(scratch: Path, target: Path) -> None:
 
 def remove_replaced(target: Path) -> None:
     """Remove the previous checkpoint that `publish` replaced."""
-    _remove(_hidden(target, _REPLACED))
+    remove(_hidden(target, _REPLACED))
 
 
 def point_latest(folder: Path) -> None:
@@ -196,14 +196,14 @@ def _remove_checkpoint(target: Path) -> None:
     # The rename comes first, so that no reader finds a checkpoint with some of its files missing.
     # An earlier removal may have been interrupted here, and its folder is in the way of the rename.
     removed = _hidden(target, _REMOVED)
-    _remove(removed)
+    remove(removed)
     os.rename(target, removed)
     # Otherwise a power cut could undo the rename and not the removal of the files.
     sync_folder(target.parent)
-    _remove(removed)
+    remove(removed)
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
     """Remove a folder, or whatever has taken its name, as far as the operating system permits it."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)

@@ -222,7 +222,7 @@ def _open_folder(agreed: Agreed, state: TrainState) -> list[str]:
     differences = list[str]()
     if checkpoint is not None:
         differences += environment_changes(recorded_environment(folder), environment)
-        differences += _leave_later_checkpoints(folder, checkpoint.step)
+        differences += _leave_later_checkpoints(agreed, checkpoint.step)
         differences += describe_batch_change(
             checkpoint, agreed.config, agreed.schedule, epoch_size(agreed.data.source), world.size
         )
@@ -236,11 +236,12 @@ def _open_folder(agreed: Agreed, state: TrainState) -> list[str]:
     return differences
 
 
-def _leave_later_checkpoints(folder: Path, step: int) -> list[str]:
+def _leave_later_checkpoints(agreed: Agreed, step: int) -> list[str]:
     """Make the checkpoint of a step the newest of the run folder; return what that means for others."""
+    folder, keep_parts = agreed.folder, None if agreed.plan.goes_back else agreed.config.checkpoint.keep
     with os_errors_as(RunError, folder):
         missing = missing_newest(folder)
-        renamed = leave_after(folder, step)
+        renamed = leave_after(folder, step, keep_parts=keep_parts)
     lines = [f"going back to step {step}: {missing}, the newest checkpoint, is missing"] if missing else []
     if renamed:
         names = ", ".join(renamed)

@@ -51,3 +51,8 @@ class RunPlan(BaseModel, frozen=True, ser_json_inf_nan="constants"):
     def resumes(self) -> bool:
         """Whether the run continues from a checkpoint."""
         return self.step is not None
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether the command chooses the checkpoint. After a restart, the newest one counts."""
+        return self.request.checkpoint is not None and not self.restarted

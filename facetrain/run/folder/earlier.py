@@ -14,12 +14,14 @@ from facetrain.checkpoint.commit import (
     complete_steps,
     point_latest,
     put_aside,
+    remove,
     remove_unfinished,
     step_folder,
 )
 from facetrain.errors import RunError
 from facetrain.files import os_errors_as, read_regular_text
 from facetrain.models.model_file import MODEL_FILE, read_step
+from facetrain.run.folder.hosts import is_whole
 from facetrain.run.folder.run_files import PROFILE_FOLDER
 
 HEAD_ROWS, TEACHER_ROWS = "centers", "teacher_centers"
@@ -32,6 +34,7 @@ _LEFTOVER = re.compile(
     r"|run\.lock\.[0-9a-f]{16}\.claim"  # RunLock
     r")"
 )
+_LOST = re.compile(rf"lost_{STEP_NAME.pattern}")
 _LOCK_AGE_S = 60.0
 """Age at which a temporary file of the lock is a leftover: a younger one may belong to a process that waits."""
 
@@ -85,11 +88,15 @@ def has_had_checkpoint(folder: Path) -> bool:
     return (folder / CHECKPOINTS / LATEST).exists() or bool(complete_steps(folder / CHECKPOINTS))
 
 
-def leave_after(folder: Path, step: int) -> list[str]:
+def leave_after(folder: Path, step: int, *, keep_parts: int | None = None) -> list[str]:
     """Rename checkpoints and model file after a step to `left_…`, when a run resumes from it; return the new names.
 
-    They belong to a course of training that the run leaves. They are kept, but no longer count as its own.
+    They belong to a course of training that the run leaves. They are kept, but no longer count as its own. With
+    `keep_parts`, the run does not leave it but trains these steps again, because a host with a part of each checkpoint
+    is lost: a checkpoint that this disk has in part is renamed to `lost_…`. Of all that were, the newest `keep_parts`
+    stay, as long as the run has not come to their steps again.
     """
+    lost = [] if keep_parts is None else _lose_parts_after(folder / CHECKPOINTS, step, keep_parts)
     checkpoints, model = folder / CHECKPOINTS, folder / MODEL_FILE
     later = [step_folder(checkpoints, each) for each in complete_steps(checkpoints) if each > step]
     if (of_model := read_step(model)) is not None and of_model > step:
@@ -98,7 +105,22 @@ def leave_after(folder: Path, step: int) -> list[str]:
     names = [put_aside(path).name for path in later]
     # After the renames: if the process ends here, `latest` names a missing checkpoint, and the next resume says so.
     point_latest(checkpoints)
-    return names
+    return [*names, *lost]
+
+
+def _lose_parts_after(checkpoints: Path, step: int, keep: int) -> list[str]:
+    parts = [step_folder(checkpoints, each) for each in complete_steps(checkpoints) if each > step]
+    renamed = list[Path]()
+    for part in parts:
+        if not is_whole(part):
+            target = part.with_name(f"lost_{part.name}")
+            remove(target)  # of an earlier restart
+            renamed.append(part.rename(target))
+    lost = {int(name[1]): path for path in checkpoints.glob("lost_*") if (name := _LOST.fullmatch(path.name))}
+    kept = sorted(each for each in lost if each > step)[-keep:]
+    for each in lost.keys() - kept:
+        remove(lost[each])
+    return [path.name for path in renamed if path.exists()]
 
 
 def missing_newest(folder: Path) -> str | None:

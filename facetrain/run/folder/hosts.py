@@ -50,14 +50,15 @@ def owns_folder(ranks: Ranks, folder: Path, token: str, *, has_mirror: bool) -> 
 def whole_steps(hosts: Hosts, folder: Path) -> list[int]:
     """Return the steps whose checkpoints have all their files in the leader's folder.
 
-    After the loss of all other hosts, the folder of the last one is no longer separate, but was. A checkpoint without a
-    readable manifest counts, so that it is reported as damaged.
+    After the loss of all other hosts, the folder of the last one is no longer separate, but was. What counts as whole
+    without a readable manifest is reported as damaged.
     """
     steps = [] if hosts.are_separate else complete_steps(folder / CHECKPOINTS)
-    return [step for step in steps if _is_whole(step_folder(folder / CHECKPOINTS, step))]
+    return [step for step in steps if is_whole(step_folder(folder / CHECKPOINTS, step))]
 
 
-def _is_whole(folder: Path) -> bool:
+def is_whole(folder: Path) -> bool:
+    """Return whether a checkpoint has all its files on this disk; one without a readable manifest counts as whole."""
     try:
         return all((folder / entry.name).exists() for entry in read_manifest(folder).files)
     except CheckpointError:

@@ -2,9 +2,11 @@ import os
 
 import pytest
 
-from facetrain.run.folder.earlier import remove_leftovers
+from facetrain.checkpoint.commit import step_folder
+from facetrain.run.folder.earlier import leave_after, remove_leftovers
 from facetrain.run.outputs import open_outputs
 from facetrain.verify.output.hardest_pairs import VerifiedPairs
+from tests.support.mirrored import save
 
 LEFTOVERS = [
     ".model.safetensors.0123456789abcdef.tmp",
@@ -65,3 +67,31 @@ def test_a_start_removes_what_another_course_of_training_has_written(tmp_path, r
     (tmp_path / "hardest_pairs.json").write_text(VerifiedPairs(step=6, sets={}).model_dump_json())
     open_outputs(tmp_path, None, total_steps=8, resume_at=resume_at).close()
     assert {path.name for path in tmp_path.iterdir()} == left | {"metrics.jsonl"}
+
+
+def test_parts_of_checkpoints_that_every_restart_trains_again_do_not_pile_up(tmp_path):
+    checkpoints = tmp_path / "checkpoints"
+
+    def restart_from(step, *parts):
+        """Go on from the step of the mirror; return what is kept of the newer checkpoints, and of earlier ones."""
+        for part in (step, *parts):
+            save(tmp_path, part)
+            (step_folder(checkpoints, part) / "rank_00000.safetensors").unlink()  # on the disk of a lost host
+        names = leave_after(tmp_path, step, keep_parts=2)
+        assert (checkpoints / "latest").read_text() == f"step_{step:08d}\n"
+        return names, sorted(int(path.name[-8:]) for path in checkpoints.glob("lost_*"))
+
+    name = "lost_step_000000{}".format
+    for _ in range(2):
+        assert restart_from(10, 20) == ([name(20)], [20])
+    assert restart_from(10, 30, 40) == ([name(30), name(40)], [30, 40])
+    assert restart_from(10, 20) == ([], [30, 40]), "the newest are kept"
+    assert restart_from(30) == ([], [40]), "the run has gone on from 30"
+    save(tmp_path, 50)
+    assert leave_after(tmp_path, 30, keep_parts=2) == ["left_step_00000050"], "a whole one is kept for ever"
+    save(tmp_path, 60)
+    (step_folder(checkpoints, 60) / "rank_00000.safetensors").unlink()
+    assert leave_after(tmp_path, 30) == ["left_step_00000060"], "the command goes back"
+    assert sorted(path.name for path in checkpoints.glob("step_*")) == [
+        f"step_000000{step}" for step in (10, 30)
+    ]
