@@ -120,7 +120,7 @@ def build(agreed: Agreed, world: World, check_lock: Callable[[], None], began_at
             state.earlier = _model_before(checkpoint, agreed.plan)
     # After every rank has restored its part: if the checkpoint is damaged, or the config does not fit it, the folder
     # must remain unchanged.
-    sinks, log = _begin_in_folder(agreed, config, state)
+    sinks, log = _begin_in_folder(agreed, state)
     return Parts(
         **vars(agreed),
         state=state,
@@ -162,7 +162,7 @@ def _mirror_named(config: Config) -> Iterator[None]:
         ) from error
 
 
-def _begin_in_folder(agreed: Agreed, config: Config, state: TrainState) -> tuple[Sinks | None, LogFile]:
+def _begin_in_folder(agreed: Agreed, state: TrainState) -> tuple[Sinks | None, LogFile]:
     """Open the sinks of the run, write its folder and open its log; return sinks and log. Collective."""
     world, warnings = state.world, list[str]()
     sinks = None
@@ -170,6 +170,8 @@ def _begin_in_folder(agreed: Agreed, config: Config, state: TrainState) -> tuple
         with fail_together(world):
             if world.is_leader:
                 source, measured = agreed.data.source, agreed.plan.request.measured.keys()
+                # A run that continues has `model.init_from` here, too: its network is not a new one.
+                config = agreed.config
                 warnings += check_start(config, agreed.folder, source, state, agreed.schedule, measured)
                 # Before the folder is written: a sink may refuse the run.
                 sinks = open_sinks(agreed.config, agreed.folder, agreed.plan.run_id, agreed.plan.step)
