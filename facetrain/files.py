@@ -28,16 +28,33 @@ _WRITE_ADVICE = {errno.EROFS: "choose another path"} | dict.fromkeys(
 _FOLDER_SYNC_UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 
 
-def error_reason(error: BaseException) -> str:
+def error_reason(error: BaseException, *, of_text: bool = True) -> str:
     """Return why an operation failed, on one line: the text of the errno where there is one.
 
     Some libraries repeat the damaged file, or add a stack of C++ calls: a long text is cut.
+
+    Args:
+        error: what was raised.
+        of_text: whether the file is a text; false for a binary format, which an editor would destroy.
     """
     if isinstance(error, UnicodeDecodeError):
         # Not the place: a file that is read in pieces counts it from the start of a piece.
-        return f"is not text in UTF-8 (byte 0x{error.object[error.start]:02x}); save it as UTF-8"
+        byte = f"byte 0x{error.object[error.start]:02x}"
+        return (
+            f"is not text in UTF-8 ({byte}); save it as UTF-8" if of_text else f"text not in UTF-8 ({byte})"
+        )
     reason = " ".join(str(getattr(error, "strerror", None) or error).split())
     return shortened(reason, _LONGEST_REASON) or type(error).__name__
+
+
+def damage_reason(error: BaseException) -> str:
+    """Return why a file in a binary format cannot be read, and an advice if its content is the reason.
+
+    It is not if the error has an errno, or is about memory or what a library does not support.
+    """
+    reason = error_reason(error, of_text=False)
+    is_content = isinstance(error, OSError | ValueError | LookupError) and not getattr(error, "errno", None)
+    return f"{reason}; the file is damaged or incomplete: copy it again" if is_content else reason
 
 
 @contextmanager

@@ -159,7 +159,8 @@ def _damage_as_error(path: Path) -> Iterator[None]:
         raise
     # zipfile, zlib, NumPy and pyarrow have many errors for damaged files, without a common base.
     except Exception as error:
-        raise DataError(f"{path}: damaged, or not a file of embeddings ({error_reason(error)})") from error
+        reason = error_reason(error, of_text=False)
+        raise DataError(f"{path}: damaged, or not a file of embeddings ({reason})") from error
 
 
 def save_embeddings(path: Path, embeddings: Embeddings) -> None:

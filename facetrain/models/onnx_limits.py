@@ -71,7 +71,7 @@ def require_stored_weights(path: Path, model: Any) -> None:
         if min(tensor.dims, default=1) < 0 or needed > stored:
             raise ModelError(
                 f"{path}: the weight {tensor.name} has the shape {_text(tensor.dims)} and needs {needed:,} bytes, but "
-                f"its data has at most {stored:,}; the file is damaged or incomplete"
+                f"its data has at most {stored:,}; the file is damaged or incomplete: copy it again"
             )
 
 

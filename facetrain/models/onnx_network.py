@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from facetrain.backbone.base import DEFAULT_IMAGE_SIZE
 from facetrain.errors import ModelError, RunError, missing_package
 from facetrain.face_landmarks import NORMALIZED_TEMPLATE
-from facetrain.files import error_reason, new_file
+from facetrain.files import damage_reason, error_reason, new_file
 from facetrain.models.checksum import require_sound_onnx
 from facetrain.models.onnx_layers import mean_and_scale, parse_metadata
 from facetrain.models.onnx_limits import (
@@ -184,7 +184,7 @@ def open_onnx(path: Path) -> OnnxNetwork:
     except ModelError:
         raise
     except Exception as error:  # onnxruntime's errors have no common base
-        raise ModelError(f"{path}: {error_reason(error)}") from error
+        raise ModelError(f"{path}: {damage_reason(error)}") from error
     return network
 
 

@@ -10,6 +10,7 @@ from facetrain.distributed.elastic_agent import launch_ranks
 from facetrain.distributed.topology import Topology
 from facetrain.errors import CheckpointError, DataError, FacetrainError, RunError, UsageError
 from facetrain.files import (
+    damage_reason,
     error_reason,
     new_file,
     new_folder,
@@ -69,6 +70,16 @@ def test_a_reason_fits_on_one_line():
         "same".encode("utf-16").decode()
     assert error_reason(caught.value) == "is not text in UTF-8 (byte 0xff); save it as UTF-8"
     assert error_reason(ValueError("x" * 10_000)) == "x" * 200 + "..."
+
+
+def test_a_binary_file_is_damaged_unless_the_operating_system_or_a_library_refuses_it():
+    advice = "; the file is damaged or incomplete: copy it again"
+    text = UnicodeDecodeError("utf-8", b"\xbf", 0, 1, "invalid start byte")
+    assert damage_reason(text) == "text not in UTF-8 (byte 0xbf)" + advice
+    assert damage_reason(KeyError(99)) == "99" + advice
+    assert damage_reason(OSError("corrupt footer")) == "corrupt footer" + advice
+    assert damage_reason(PermissionError(errno.EACCES, "no", "a")) == "no"
+    assert damage_reason(NotImplementedError("codec LZO")) == "codec LZO"
 
 
 def test_a_failed_write_leaves_the_old_text(tmp_path):

@@ -13,7 +13,7 @@ import numpy as np
 
 from facetrain.data.formats.labels import number_identities, require_labels
 from facetrain.errors import DataError, missing_package
-from facetrain.files import error_reason, parse_json
+from facetrain.files import damage_reason, parse_json
 from facetrain.text import listed, printable
 
 IMAGE_COLUMNS = ("image", "jpg", "jpeg", "png", "image_bytes", "bytes")
@@ -45,7 +45,7 @@ def arrow_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-        raise DataError(f"{path}: {printable(error_reason(error))}") from error
+        raise DataError(f"{path}: {printable(damage_reason(error))}") from error
 
 
 def image_fields(column: Any) -> tuple[Any, Any]:

@@ -105,7 +105,9 @@ def read_bin(path: Path) -> tuple[list[bytes], np.ndarray]:
             value = _ImageSetUnpickler(data).load()
             return _check_set(value, path)
     except _LOAD_ERRORS as error:
-        raise PairsError(f"{path}: not a verification set ({error_reason(error)}); {_EXPECTED}") from None
+        raise PairsError(
+            f"{path}: not a verification set ({error_reason(error, of_text=False)}); {_EXPECTED}"
+        ) from None
 
 
 def _unpacked(data: bytes, path: Path) -> bytes:
@@ -119,9 +121,13 @@ def _unpacked(data: bytes, path: Path) -> bytes:
     try:
         unpacked = unpacker.decompress(data, limit)
     except lzma.LZMAError as error:
-        raise PairsError(f"{path}: not an .xz file, or damaged ({error_reason(error)})") from None
+        raise PairsError(
+            f"{path}: not an .xz file, or damaged ({error_reason(error)}); copy it again"
+        ) from None
     if not unpacker.eof:
-        raise PairsError(f"{path}: is cut off, or unpacks to more than the {limit:,} bytes of such a set")
+        raise PairsError(
+            f"{path}: is cut off, or unpacks to more than the {limit:,} bytes of such a set; copy it again"
+        )
     if unpacker.unused_data.strip(b"\0"):  # zeros are padding
         raise PairsError(f"{path}: something follows the set; were two files joined?")
     return unpacked

@@ -145,7 +145,7 @@ def _build_catalog(files: Sequence[Path], skipped: list[SkippedFile]) -> Columns
         if not len(places) == len(labels[-1]) == file.metadata.num_rows:
             raise DataError(
                 f"{path}: {len(places):,} images and {len(labels[-1]):,} labels in {file.metadata.num_rows:,} rows; "
-                "the file is damaged"
+                "the file is damaged or incomplete: copy it again"
             )
         if names[-1] != names[0]:
             raise DataError(

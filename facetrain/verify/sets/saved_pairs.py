@@ -91,5 +91,7 @@ def _read_table(folder: Path, state: Path) -> Any:
             tables.append(pa.ipc.open_stream(file).read_all())
     if not tables:
         raise PairsError(f"{folder}: has no files of rows")
-    with arrow_errors(folder):  # their columns may differ
+    try:
         return pa.concat_tables(tables)
+    except pa.ArrowException as error:
+        raise PairsError(f"{folder}: its files have different columns; save the set again") from error

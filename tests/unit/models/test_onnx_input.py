@@ -409,6 +409,14 @@ def test_a_size_that_the_file_computes_is_known(tmp_path, operator, operands):
         open_model(path, CPU)
 
 
+def test_a_graph_without_an_output_is_damaged(tmp_path):
+    path = write_graph(tmp_path / "m.onnx", [], inputs=FLOAT_IMAGE)
+    with changed(path) as model:
+        del model.graph.output[:]
+    with pytest.raises(ModelError, match=r"m\.onnx: .*; the file is damaged or incomplete: copy it again$"):
+        open_model(path, CPU)
+
+
 @pytest.mark.parametrize(
     ("most", "message"), [(0, "more than 0 nodes compute"), (9, "does not run|cannot|Add")]
 )

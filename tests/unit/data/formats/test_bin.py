@@ -127,6 +127,7 @@ def _pickle_that(code):
             _pickle_that(b"\x8c\x08builtins\x8c\x05bytes\x93M\xff\xff\x85R"),
             "a value of type int in place of bytes",
         ),
+        (_pickle_that(b"X\1\0\0\0\xbf"), r"\(text not in UTF-8 \(byte 0xbf\)\); .* or download it again"),
         (_pickle_that(b"0000"), "not a verification set"),
         (_pickle_that(b"]a"), "not a verification set"),
         (_pickle_that(b"cnumpy\ndty\\pe\n"), "not a verification set"),
