@@ -31,7 +31,7 @@ class FileNames:
             has_true_suffix: whether the suffix names the format of the bytes, also if the original name has another.
         """
         self._source, self._has_keys, self._has_true_suffix = source, has_keys, has_true_suffix
-        # In shards, identities that differ only in case are different for every reader.
+        # In shards, names that differ only in case are different for every reader.
         self._folders = _identity_folders(source, identities, ignore_case=not has_keys)
         self._digits = len(str(source.num_images - 1))
         self._taken = set[str]()
@@ -64,7 +64,7 @@ class FileNames:
         if not self._is_named:
             return path + suffix
         if self._has_keys:  # the suffix is no part of a key
-            return unique_name(path, "", digits, self._taken) + suffix
+            return unique_name(path, "", digits, self._taken, ignore_case=False) + suffix
         return unique_name(path, suffix, digits, self._taken)
 
     def _format_suffix(self, number: int, data: bytes, original: str) -> str:

@@ -89,8 +89,8 @@ def test_no_image_takes_the_name_of_another_one(tmp_path, names):
     dataset = open_dataset(converted(tmp_path, tmp_path, "webdataset"))
     assert images_of(dataset) == images_of(source)
     written = [PurePath(original_name(dataset, number)) for number in range(len(names))]
-    # A folder of a file system may ignore case, and a key of a shard has no suffix.
-    assert len({str(name.with_suffix("")).lower() for name in written}) == len(names)
+    # A key of a shard has no suffix.
+    assert len({str(name.with_suffix("")) for name in written}) == len(names)
     assert [name.suffix for name in written] == [
         PurePath(name).suffix.replace(".data", "") or ".png" for name in names
     ]
@@ -156,6 +156,14 @@ def test_no_file_or_folder_takes_the_name_of_another_one(tmp_path):
     folders = {path.name.lower() for path in (tmp_path / "out").iterdir()}
     assert folders == {"ann", "bob", "bob_1", "bob_2", "dataset_card.yaml"}
     assert (tmp_path / "out" / "ann" / "1_2.png").read_bytes() == encoded_image(0)
+
+
+def test_images_in_shards_keep_their_names_if_those_of_others_differ_only_in_case(tmp_path):
+    names = ["ann/1.png", "Ann/1.png", "Ann/A.png", "Ann/a.png"]
+    write_folder(tmp_path / "in", names)
+    convert(tmp_path / "in", tmp_path / "out", "webdataset")
+    shards = open_dataset(tmp_path / "out")
+    assert {original_name(shards, number) for number in range(4)} == set(names)
 
 
 def test_names_that_are_too_long_for_a_file_system_are_cut_and_stay_apart(tmp_path):
