@@ -9,7 +9,6 @@ import errno
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -172,8 +171,7 @@ def _exit(message: str, exit_code: int) -> None:
     if "/downloads/" in message or "/datasets/" in message:
         from facetrain.data.remote_dataset import with_addresses
 
-        with suppress(OSError):  # a user without a home folder has no downloads
-            message = with_addresses(message)
+        message = with_addresses(message)
     if not is_said_by_another(message):
         print(f"error: {printable(without_secrets(message))}", file=sys.stderr, flush=True)
     leave_exit_code(exit_code)

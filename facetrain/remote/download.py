@@ -106,7 +106,10 @@ def is_download(path: Path) -> bool:
 
 def with_addresses(text: str) -> str:
     """Return a message in which the paths of downloads are their addresses, as a user gave them."""
-    folder = user_cache_folder() / "downloads"
+    try:
+        folder = user_cache_folder() / "downloads"
+    except OSError:  # a user without a home folder has no downloads
+        return text
     place = re.escape(f"{folder}/") + "([0-9a-f]{16})/([0-9a-f]{16})/"
     for key, version in re.findall(place, text):
         if copy := _read_record(folder / key, version):

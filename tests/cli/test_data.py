@@ -7,8 +7,10 @@ import shlex
 import signal
 
 import pytest
+import typer
 
-from facetrain.cli.options import local_dataset
+from facetrain.cli.data.inspect import check, inspect
+from facetrain.cli.options import local_dataset, local_file
 from facetrain.data.formats.bin import read_bin, write_bin
 from facetrain.data.images.header import read_header
 from facetrain.data.open_dataset import open_dataset
@@ -254,6 +256,23 @@ def test_a_set_of_a_store_is_downloaded_for_inspect(object_store, tmp_path, monk
     (tmp_path / "sets" / "lfw.XZ").write_bytes(lzma.compress((tmp_path / "lfw.bin").read_bytes()))
     images, same = read_bin(local_dataset(f"{upload(tmp_path / 'sets')}/lfw.XZ"))
     assert len(images) == 4 and same.tolist() == [True, False]
+
+
+def test_inspect_and_check_name_a_dataset_of_a_store_by_its_address(
+    object_store, data, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    damage_records(data / "train.rec", (3,))
+    address = upload(data)
+    inspect(local_dataset(address), as_json=True)
+    with pytest.raises(typer.Exit):
+        check(local_file(address), as_json=True)
+    inspected, checked = map(json.loads, capsys.readouterr().out.splitlines())
+    assert inspected["folder"] == address
+    assert checked["faults"][0]["message"].startswith(f"{address}/train.rec")
+    with pytest.raises(typer.Exit):
+        check(local_file(address))
+    assert capsys.readouterr().out.startswith(f"{address}: 39 images")
 
 
 def test_inspect_says_why_images_have_no_format(tmp_path):

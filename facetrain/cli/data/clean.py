@@ -190,12 +190,13 @@ def _require_safe_changes(
 
 def _echo_report(report: CleanReport, dataset: Path, images: int) -> None:
     """Print the decisions by kind, and how far they are to be trusted."""
+    from facetrain.data.remote_dataset import with_addresses
     from facetrain.data.tools.fault_threshold import MIN_IMAGES
 
     moved = sum(one.target >= 0 for one in report.wrong)
     is_judged = not (report.separation.useless or report.threshold.too_few)
     found = f"{len(report.wrong):,} of {images:,} labels are wrong" if is_judged else "no label is judged"
-    echo_line(f"{dataset}: {found}")
+    echo_line(f"{with_addresses(str(dataset))}: {found}")
     echo_line(f"  {report.separation.sentence()}")
     if report.threshold.too_few:
         echo_line(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -60,6 +61,7 @@ def _inspect_pairs(path: Path, sheet: Path | None) -> tuple[dict[str, Any], list
     """Write the sheet of a verification set; return its facts for JSON, and the lines that describe it."""
     from facetrain.data.formats.bin import read_bin
     from facetrain.data.loading.sampler import sample_numbers
+    from facetrain.data.remote_dataset import with_addresses
     from facetrain.data.tools.contact_sheet import write_encoded_sheet
     from facetrain.data.tools.inspect import count_formats
 
@@ -74,8 +76,8 @@ def _inspect_pairs(path: Path, sheet: Path | None) -> tuple[dict[str, Any], list
         ]
         write_encoded_sheet(list(zip(titles, shown, strict=True)), sheet)
     counts = {"images": len(images), "pairs": len(same), "same": int(same.sum())}
-    facts = {"file": str(path), **counts, **count_formats(images)}
-    line = f"{path}: {count_text(len(same), 'pair')}, {counts['same']:,} of one person"
+    facts = {"file": with_addresses(str(path)), **counts, **count_formats(images)}
+    line = f"{facts['file']}: {count_text(len(same), 'pair')}, {counts['same']:,} of one person"
     return facts, [line, *_format_lines(facts, len(images))]
 
 
@@ -83,12 +85,13 @@ def _inspect_dataset(path: Path, sheet: Path | None) -> tuple[dict[str, Any], li
     """Write the sheet of a dataset; return its facts for JSON, and the lines that describe it."""
     from facetrain.data.dataset import skipped_files
     from facetrain.data.open_dataset import open_dataset
+    from facetrain.data.remote_dataset import with_addresses
     from facetrain.data.tools.contact_sheet import write_identities_sheet
     from facetrain.data.tools.inspect import describe_images
 
     source = open_dataset(path)
     skipped = [file._asdict() for file in skipped_files(source)]
-    facts = {"folder": str(path), **describe_images(source), "skipped": skipped}
+    facts = {"folder": with_addresses(str(path)), **describe_images(source), "skipped": skipped}
     if sheet is not None:
         write_identities_sheet(source, sheet)
     return facts, _describe(facts, source)
@@ -132,23 +135,27 @@ def check(
 
     The exit code is 2 if one of them stops a training.
     """
+    from facetrain.data.remote_dataset import with_addresses
     from facetrain.data.tools import check as tool
 
     require_absent(repair)
     with progress_bar("checking") as progress:
         report = tool.check(dataset, repair=repair, workers=workers, progress=progress)
+    name = with_addresses(str(dataset))
+    # Not `with_addresses` for each message: it reads the record of a download each time.
+    faults = [replace(fault, message=fault.message.replace(str(dataset), name)) for fault in report.faults]
     if as_json:
-        facts = vars(report) | {"damaged": report.damaged, "faults": [vars(fault) for fault in report.faults]}
+        facts = vars(report) | {"damaged": report.damaged, "faults": list(map(vars, faults))}
         typer.echo(json.dumps(facts))
     else:
-        echo_line(f"{dataset}: {images_text(report.images, report.identities)} can be decoded")
+        echo_line(f"{name}: {images_text(report.images, report.identities)} can be decoded")
         for kind, description in tool.FAULT_KINDS.items():
-            messages = [fault.message for fault in report.faults if fault.kind == kind]
+            messages = [fault.message for fault in faults if fault.kind == kind]
             if messages:
                 echo_line(f"  {description}: {len(messages):,}")
                 for message in messages[:_PRINTED_FAULTS]:
                     echo_line(f"    {message}")
-        if not report.faults:
+        if not faults:
             echo_line("  no faults")
         if repair is not None:
             echo_line(f"{repair}: {count_text(report.good, 'image')} written")
