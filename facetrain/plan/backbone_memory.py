@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import NamedTuple
@@ -60,9 +60,13 @@ def backbone_memory(
     first, second = (_count_step(text, image_size, precision, images, gradients_held) for images in _COUNTED)
     if len(first.live) != len(second.live):  # a network of one's own that takes other steps for other batches
         first = second = _count_step(text, image_size, precision, batch, gradients_held)
-    counted = zip((first.memory.kept, *first.live), (second.memory.kept, *second.live), strict=True)
-    kept, *live = (few + (batch - _COUNTED[0]) * (more - few) for few, more in counted)
+    kept, *live = _bytes_of(batch, [first.memory.kept, *first.live], [second.memory.kept, *second.live])
     return first.memory._replace(kept=kept, peak=max(live))
+
+
+def _bytes_of(batch: int, first: Sequence[int], second: Sequence[int]) -> list[int]:
+    """Return the bytes at each moment of a step with a batch, from those of the two steps that are counted."""
+    return [few + (batch - _COUNTED[0]) * (more - few) for few, more in zip(first, second, strict=True)]
 
 
 class _Step(NamedTuple):
@@ -103,19 +107,34 @@ def _forward_bytes(model: str, image_size: int, batch: int) -> int:
     return live.peak
 
 
-def embedding_bytes(network: nn.Module, image_size: int, *, batch: int, precision: str) -> int:
-    """Return the peak of bytes beside its weights while a network, which exists, embeds a batch without gradients.
+class EmbeddingMemory(NamedTuple):
+    """Bytes beside its weights of a network that embeds images without gradients."""
 
-    0 for one that computes by other means than torch's operations, or by the values of its tensors.
-    """
-    autocast = autocast_for(precision, torch.device("cpu"))
+    first: tuple[int, ...]
+    """At each moment of the first batch that is counted; none of a network that computes by other means than torch's
+    operations, or by the values of its tensors."""
+    second: tuple[int, ...]
+
+    def peak(self, batch: int) -> int:
+        """Return the largest number of bytes that exist at a time; 0 if none could be counted."""
+        return max(_bytes_of(batch, self.first, self.second), default=0)
+
+
+def embedding_memory(network: nn.Module, image_size: int, *, precision: str) -> EmbeddingMemory:
+    """Return the memory of a network, which exists, while it embeds a batch without gradients."""
+    autocast, histories = autocast_for(precision, torch.device("cpu")), []
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), LiveBytes() as live, autocast():
-            network(torch.zeros(batch, 3, image_size, image_size))
+        for images in _COUNTED:
+            with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), LiveBytes() as live, autocast():
+                network(torch.zeros(images, 3, image_size, image_size))
+            histories.append(tuple(live.history))
     except Exception:
         # Tensors without content fail in many ways, and the rest of the forecast is right without it.
-        return 0
-    return live.peak
+        return EmbeddingMemory((), ())
+    first, second = histories
+    if len(first) != len(second):  # it takes other steps for other batches
+        first, second = (max(first, default=0),), (max(second, default=0),)
+    return EmbeddingMemory(first, second)
 
 
 @contextmanager

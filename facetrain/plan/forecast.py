@@ -5,6 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
 
 import torch
 
@@ -12,7 +14,7 @@ from facetrain.config.schema import Config
 from facetrain.errors import ConfigError
 from facetrain.head.settings import HeadSettings
 from facetrain.models.embedding_model import open_model
-from facetrain.plan.backbone_memory import backbone_memory, embedding_bytes, forward_bytes
+from facetrain.plan.backbone_memory import EmbeddingMemory, backbone_memory, embedding_memory, forward_bytes
 from facetrain.plan.head_memory import HeadLoad, HeadMemory, head_memory
 from facetrain.remote.download import local_path
 from facetrain.run.parts.head import teacher_settings
@@ -214,17 +216,21 @@ def _teacher(config: Config, load: HeadLoad) -> tuple[int, int, int]:
     if distill is None:
         return 0, 0, 0
     if distill.cache is None:
-        opened = open_model(local_path(distill.teacher), torch.device("cpu"))
-        weights = sum(tensor.nbytes for tensor in (*opened.network.parameters(), *opened.network.buffers()))
-        embedding = embedding_bytes(
-            opened.network, opened.image_size, batch=load.local_batch, precision=_precision(config)
-        )
-        return 0, weights, embedding
+        weights, embedding = _count_teacher(str(local_path(distill.teacher)), _precision(config))
+        return 0, weights, embedding.peak(load.local_batch)
     if distill.loss != "fixed_centers":
         return 0, 0, 0
     settings, size = teacher_settings(load.settings), cached_embedding_size(local_path(distill.cache))
     taught = head_memory(replace(load, settings=settings, embedding_size=size, stages=(), trained=False))
     return taught.centers, 0, taught.peak
+
+
+@lru_cache
+def _count_teacher(path: str, precision: str) -> tuple[int, EmbeddingMemory]:
+    """Return the bytes of a teacher's weights, and of its work; counted once, for a plan tries many batches."""
+    opened = open_model(Path(path), torch.device("cpu"))
+    weights = sum(tensor.nbytes for tensor in (*opened.network.parameters(), *opened.network.buffers()))
+    return weights, embedding_memory(opened.network, opened.image_size, precision=precision)
 
 
 def _verification_bytes(config: Config) -> int:

@@ -1,5 +1,7 @@
 """Forecast of teachers, frozen parts and adapters."""
 
+import shutil
+
 import pytest
 import torch
 
@@ -9,7 +11,7 @@ from facetrain.head.settings import HeadSettings
 from facetrain.models.embedding_model import open_model
 from facetrain.models.model_file import describe_backbone, save_model
 from facetrain.optim.settings import OptimSettings
-from facetrain.plan.backbone_memory import backbone_memory, embedding_bytes
+from facetrain.plan.backbone_memory import backbone_memory, embedding_memory
 from facetrain.plan.forecast import forecast
 from facetrain.plan.head_memory import HeadLoad, head_memory
 from facetrain.run.parts.backbone import restrict_training
@@ -61,7 +63,7 @@ def test_the_forward_pass_of_a_teacher_is_forecast_without_its_memory(teacher, p
         LiveBytes() as live,
     ):
         network(image)
-    found = embedding_bytes(network, 32, batch=8, precision=precision)
+    found = embedding_memory(network, 32, precision=precision).peak(8)
     assert found - image.nbytes == pytest.approx(live.peak, rel=0.05)
     config = small_config(
         distill={"teacher": str(teacher)}, train={"batch_size": 512, "precision": precision}
@@ -69,12 +71,25 @@ def test_the_forward_pass_of_a_teacher_is_forecast_without_its_memory(teacher, p
     assert forecast(config, 1001, 2).parts["work"] >= 512 / 8 * 0.9 * found
 
 
+def test_a_teacher_is_opened_once_for_all_batches_that_a_plan_tries(teacher, tmp_path, monkeypatch):
+    opened, path = [], shutil.copy(teacher, tmp_path)
+
+    def open_counted(*given):
+        opened.append(given)
+        return open_model(*given)
+
+    monkeypatch.setattr("facetrain.plan.forecast.open_model", open_counted)
+    config = small_config(distill={"teacher": path})
+    small, large = (forecast(config, 1001, 2, batch=batch).parts["work"] for batch in (8, 1024))
+    assert len(opened) == 1 and large > 64 * small
+
+
 def test_a_teacher_that_is_no_network_of_torch_has_a_forecast_without_its_forward_pass():
     class Foreign(torch.nn.Module):
         def forward(self, image):
             return torch.from_numpy(image.numpy())
 
-    assert embedding_bytes(Foreign(), 32, batch=8, precision="fp32") == 0
+    assert embedding_memory(Foreign(), 32, precision="fp32").peak(8) == 0
 
 
 @pytest.mark.slow
