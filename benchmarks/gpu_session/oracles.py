@@ -67,7 +67,7 @@ def compare_head(
     if device == "cuda" and not head.uses_kernels:
         failures.append(f"{what}: the kernels are not used")
     for quantity, found, expected in (
-        ("loss", loss, true),
+        ("loss", loss.detach(), true.detach()),
         ("gradient of the embeddings", found_GD.grad, true_GD.grad),
         ("change of the centers", moved_KD, lr * center_KD.grad),  # type: ignore[operator]
     ):

@@ -138,13 +138,21 @@ def test_a_job_that_fails_is_recorded_with_its_last_lines(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("group", ["rates", "oracle", "sync"])
-def test_a_rehearsed_job_measures(group):
-    job = next(job for job in list_jobs(ROOT, gpus=0) if job.group == group)
+def test_a_rehearsed_job_measures_in_a_process_of_its_own():
+    job = next(job for job in list_jobs(ROOT, gpus=0) if job.group == "rates")
     record = record_of(job, 240, ROOT)
     assert record["status"] == "done", record
     assert all(row["measured"] is not None for row in record["result"]["rows"]) and record["result"]["rows"]
     assert record["result"]["machine"]["device"] == "CPU (rehearsal)"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", ["oracle", "sync"])
+def test_the_program_of_a_rehearsed_job_measures(group):
+    job = next(job for job in list_jobs(ROOT, gpus=0) if job.group == group)
+    failures = []
+    rows = list(measure._MEASURES[group](**job.options, failures=failures))
+    assert rows and all(row["measured"] is not None for row in rows) and not failures
 
 
 @pytest.mark.long
