@@ -10,14 +10,15 @@ from tests.fuzz.run import TooSlow, fuzz
 from tests.fuzz.target import FOLDER
 from tests.fuzz.targets import TARGETS
 
-SLOW = {"config": 150, "peer_config": 300, "mixture": 200, "mxnet_network": 100}
+EXECUTIONS = 500
+SLOW = {"config": 50, "peer_config": 100, "mixture": 70, "mxnet_network": 35}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TARGETS)
 def test_mutated_input_raises_nothing_but_the_documented_error(name):
     corpus = [*TARGETS[name].seeds(), *corpora.load(name)]
-    fuzz(TARGETS[name], corpus, executions=SLOW.get(name, 1500), seed=1)
+    fuzz(TARGETS[name], corpus, executions=SLOW.get(name, EXECUTIONS), seed=1)
 
 
 def test_catalogs_are_in_a_folder_of_the_fuzzer_while_it_runs():
