@@ -10,7 +10,7 @@ from facetrain.config.loading import load_config
 from facetrain.data.formats.bin import write_bin
 from tests.support import training
 from tests.support.datasets import encoded_image, write_records
-from tests.support.ranks import free_ports, start_ranks
+from tests.support.ranks import free_ports, start_worlds
 
 CONFIG = """
 run: {{name: tiny, dir: {folder}/runs}}
@@ -83,30 +83,35 @@ def train_rank(rank, size, port, folder, config, kernels):
 
 
 @pytest.mark.parametrize(
-    ("size", "train", "head", "optim", "kernels"),
+    ("runs", "kernels"),
     [
-        pytest.param(1, "", "", "muon: {}", OF_THE_HEAD, marks=pytest.mark.long),
-        (2, "precision: fp16", "placement: host, sample_rate: 0.5", "", OF_THE_HEAD),
-        (3, "precision: bf16", "", "", OF_THE_HEAD),
+        # Together: Triton decides at its import whether its interpreter runs the kernels, so they need a process that
+        # has not imported it.
+        (
+            [(2, "precision: fp16", "placement: host, sample_rate: 0.5", ""), (3, "precision: bf16", "", "")],
+            OF_THE_HEAD,
+        ),
+        pytest.param([(1, "", "", "muon: {}")], OF_THE_HEAD, marks=pytest.mark.long),
         # The self-test refuses all kernels.
-        pytest.param(3, "", "", "name: adamw, lr: 0.001", (), marks=pytest.mark.long),
+        pytest.param([(3, "", "", "name: adamw, lr: 0.001")], (), marks=pytest.mark.long),
     ],
 )
 @pytest.mark.slow
-def test_a_run_with_the_defaults_of_a_gpu_uses_it_rightly(
-    size, train, head, optim, kernels, dataset, tmp_path, monkeypatch
-):
+def test_a_run_with_the_defaults_of_a_gpu_uses_it_rightly(runs, kernels, dataset, tmp_path, monkeypatch):
     if kernels:
         pytest.importorskip("triton")
         monkeypatch.setenv("TRITON_INTERPRET", "1")
-    config, folder = tmp_path / "tiny.yaml", tmp_path / "run"
-    config.write_text(CONFIG.format(folder=dataset, train=train, head=head, optim=optim))
-    start_ranks(
-        train_rank,
-        (size, *free_ports(1), folder, config, bool(kernels)),
-        size,
-        fresh=bool(kernels),  # Triton decides at its import whether its interpreter runs the kernels
-    )
+    worlds = []
+    for size, train, head, optim in runs:
+        config, folder = tmp_path / f"{size}.yaml", tmp_path / f"run_{size}"
+        config.write_text(CONFIG.format(folder=dataset, train=train, head=head, optim=optim))
+        worlds.append((size, (size, *free_ports(1), folder, config, bool(kernels))))
+    start_worlds(train_rank, worlds, fresh=bool(kernels))
+    for size, *_ in runs:
+        check_run(tmp_path / f"run_{size}", size, kernels)
+
+
+def check_run(folder, size, kernels):
     ranks = [json.loads((folder / f"found_{rank}.json").read_text()) for rank in range(size)]
     for found in ranks:
         assert found["code"] == 0 and not found["faults"] and found["tunes"]

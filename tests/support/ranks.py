@@ -49,18 +49,30 @@ def start_ranks(
     function: Callable[..., Any], args: tuple[Any, ...], world_size: int, *, fresh: bool = False
 ) -> None:
     """Call `function(rank, *args)` in `world_size` new processes and wait for them; see `run_ranks`."""
+    start_worlds(function, [(world_size, args)], fresh=fresh)
+
+
+def start_worlds(
+    function: Callable[..., Any], worlds: list[tuple[int, tuple[Any, ...]]], *, fresh: bool = False
+) -> None:
+    """Call `start_ranks` for each world size with its arguments, one after another.
+
+    With `fresh`, all ranks are forked from the same new process.
+    """
     if fresh:
-        mp.spawn(_fork, (function, args, world_size))
+        mp.spawn(_fork, (function, worlds))
         return
     multiprocessing.set_forkserver_preload(PRELOADED)
     environment = dict(os.environ)  # may differ from that in which the server was started
-    mp.start_processes(_call, (function, environment, args), nprocs=world_size, start_method="forkserver")
+    for size, args in worlds:
+        mp.start_processes(_call, (function, environment, args), nprocs=size, start_method="forkserver")
 
 
-def _fork(_: int, function: Callable[..., Any], args: tuple[Any, ...], world_size: int) -> None:
+def _fork(_: int, function: Callable[..., Any], worlds: list[tuple[int, tuple[Any, ...]]]) -> None:
     for name in PRELOADED:
         importlib.import_module(name)
-    mp.start_processes(function, args, nprocs=world_size, start_method="fork")
+    for size, args in worlds:
+        mp.start_processes(function, args, nprocs=size, start_method="fork")
 
 
 def _call(
