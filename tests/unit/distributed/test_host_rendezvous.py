@@ -1,7 +1,6 @@
 """Hosts that meet in a store: several handlers in the threads of one process."""
 
 import itertools
-import os
 import signal
 import subprocess
 import sys
@@ -20,7 +19,8 @@ from torch.distributed.elastic.rendezvous import (
 from facetrain.distributed import host_agreement, host_rendezvous
 from facetrain.distributed.host_rendezvous import FinalFailure, HostRendezvous
 from facetrain.errors import UsageError
-from tests.support.command import environment
+from tests.support.command import environment, start
+from tests.support.processes import state_of
 from tests.support.ranks import free_ports
 from tests.support.waiting import wait_until
 
@@ -219,16 +219,16 @@ time.sleep(600)
 
 @pytest.mark.slow
 def test_an_agent_goes_on_while_the_store_does_not_answer_and_joins_when_it_does(
-    endpoint, monkeypatch, capsys
+    endpoint, monkeypatch, capsys, tmp_path
 ):
-    port = endpoint.partition(":")[2]
-    server = subprocess.Popen([sys.executable, "-c", SERVER, port], env=environment(), stdout=subprocess.PIPE)
+    (tmp_path / "server.py").write_text(SERVER)
+    server = start(endpoint.partition(":")[2], module="server", cwd=tmp_path)
     try:
-        assert server.stdout.readline() == b"serves\n"
+        assert server.stdout.readline() == "serves\n"
         host = HostRendezvous(endpoint, "run", 1, 2)
         assert host.next_rendezvous().world_size == 1
         server.send_signal(signal.SIGSTOP)
-        os.waitpid(server.pid, os.WUNTRACED)  # the kernel stops it when its thread runs next
+        wait_until(lambda: state_of(server.pid) == "T")  # the kernel stops it when its thread runs next
         monkeypatch.setattr(host_rendezvous, "_ANSWER_S", 0.2)
         assert not host.num_nodes_waiting(), "ranks that train go on"
         assert not host.shutdown(), "the others cannot learn of it"
@@ -240,5 +240,5 @@ def test_an_agent_goes_on_while_the_store_does_not_answer_and_joins_when_it_does
             server.send_signal(signal.SIGCONT)
             assert restarted.result(timeout=60).world_size == 1
     finally:
-        server.kill()
+        server.send_signal(signal.SIGKILL)
         server.communicate()
