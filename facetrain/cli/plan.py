@@ -46,7 +46,7 @@ def plan(
     if gpus > 1 and memory is None:
         raise UsageError(f"--gpus {gpus}: also give --memory, the GiB of one GPU")
     described = load_trusted(config, set_ or ())
-    found_identities, images = _sizes(described)
+    found_identities, images = _sizes(described, counts_images=memory is None)
     num_classes = identities or found_identities
     if num_classes is None:
         raise UsageError(
@@ -62,18 +62,22 @@ def plan(
         raise typer.Exit(1)
 
 
-def _sizes(config: Config) -> tuple[int | None, int | None]:
-    """Return the number of identities and of images: of the config, else of the dataset, if it is within reach."""
+def _sizes(config: Config, *, counts_images: bool) -> tuple[int | None, int | None]:
+    """Return the number of identities, and of images of an epoch if they are to be counted.
+
+    The identities are those of the config, or else of the dataset. The images are those of the dataset, in which an
+    image may have a weight; or if it is not within reach, those of the config.
+    """
     from facetrain.data.build import open_training_data
     from facetrain.data.loading.sampler import epoch_size
     from facetrain.remote.address import is_read_in_place
 
     data = config.data
     is_there = is_read_in_place(data.train) or Path(data.train).exists()
-    if not is_there or (data.num_classes and data.num_images):
+    if not is_there or (data.num_classes and not counts_images):
         return data.num_classes, data.num_images
     source = open_training_data(data)
-    return data.num_classes or source.num_classes, data.num_images or epoch_size(source)
+    return data.num_classes or source.num_classes, epoch_size(source)
 
 
 def _measured(config: Config, num_classes: int, images: int | None) -> dict[str, Any]:

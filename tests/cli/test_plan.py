@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from facetrain.cli.app import app
-from facetrain.cli.plan import _counted, _lines, _memory_savers
+from facetrain.cli.plan import _counted, _lines, _memory_savers, _sizes
 from facetrain.config.loading import build_config
 from facetrain.plan.forecast import Forecast, fewest_gpus, forecast, largest_batch
 from tests.support.command import ROOT, facetrain, refusal
@@ -163,6 +163,17 @@ def test_without_a_memory_the_steps_of_this_machine_are_measured(tmp_path):
     assert code == 0 and (report["device"], report["identities"], report["images"]) == ("cpu", 10, 3 * 40)
     assert report["seconds"] == pytest.approx(3 * 40 / report["images_per_s"])
     assert 0.1 * 2**30 < report["peak_bytes"] < 8 * 2**30
+
+
+def test_the_images_of_a_mixture_count_with_their_weights_where_the_data_is_there(tmp_path):
+    write_records(tmp_path / "data", [n // 4 for n in range(40)], size=32)
+    mixture = tmp_path / "mixture.yaml"
+    given = {"num_classes": 10, "num_images": 40}
+    for there, images in ((False, 40), (True, 160)):
+        if there:
+            mixture.write_text("datasets: [{path: data, weight: 4}]\n")
+        config = build_config({"data": {"train": str(mixture), **given}}, "test")
+        assert _sizes(config, counts_images=True) == (10, images)
 
 
 NOT_DIVIDED = ("--gpus", 3, "--set", "train.batch_size=null", "--set", "train.global_batch_size=1024")
