@@ -8,9 +8,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from facetrain.run.choose import rate_values
 from facetrain.run.parts.learning_check import classes_in_step
 from facetrain.run.parts.loader import build_augment, build_loader, count_workers
 from facetrain.run.parts.state import build_state
-from facetrain.run.parts.step_schedule import StepSchedule, schedule_steps
+from facetrain.run.parts.step_schedule import Stage, StepSchedule, schedule_steps
 from facetrain.run.suited_settings import with_suited_precision
 from facetrain.telemetry.memory import peak_gib
 from facetrain.training.choose_kernels import choose_kernels
@@ -98,7 +98,8 @@ def measure_training(
     The learning rate of the config is replaced by a very small one. `others` build further programs, by name, from the
     config, the rank and the number of classes; they take turns with the inputs.
     """
-    config = _benched(config)
+    # The head of one stage and the batch of another would be a run that does not exist.
+    config = with_values(_benched(config), {"train.stages": ()}, "the benchmark")
     with (
         _joined(config) as world,
         tempfile.TemporaryDirectory() as scratch,
@@ -135,37 +136,61 @@ def measure_training(
 
 
 def measure_steps(
-    config: Config, num_classes: int, progress: ProgressCallback = ignore_progress
+    config: Config, num_classes: int, num_images: int | None, progress: ProgressCallback = ignore_progress
 ) -> tuple[float, float, str]:
-    """Take some steps on random images in one process; return images per second, the peak in GiB, and cpu or cuda.
+    """Take some steps of each stage on random images in one process.
 
-    The images exist before the steps, so the loader is not measured. Nothing is verified or saved. `progress` counts
-    steps.
+    The images exist before the steps, so the loader is not measured. Nothing is verified or saved.
+
+    Args:
+        config: run description.
+        num_classes: classes of the head.
+        num_images: images of an epoch; None if not known: the stages then count by their epochs alone.
+        progress: counts steps.
+
+    Returns:
+        Images per second, as the mean over the run; the largest memory in GiB; cpu or cuda.
     """
-    config = _benched(config)
+    benched = _benched(config)
     with (
-        _joined(config) as world,
+        _joined(benched) as world,
         tempfile.TemporaryDirectory() as scratch,
-        _open_images(config, None) as source,
+        _open_images(benched, None) as source,
     ):
-        run = build_run(config, world, num_classes, Path(scratch), source)
-        first_step, batches = run.state.step, repeated_batch(run, num_classes)
+        run = build_run(benched, world, num_classes, Path(scratch), source)
+        planned = schedule_steps(config, num_images or _ENDLESS, world.size).stages
+        # The run may end before the last ones (`train.max_steps`).
+        stages = run.schedule.stages[: len(planned)]
+        total = len({stage.describe() for stage in stages}) * (_WARM_UP_STEPS + Turns.steps)
+        done, speeds = count(), dict[str, float]()
+        for stage in stages:
+            if stage.describe() not in speeds:
+                speeds[stage.describe()] = _speed_of_stage(
+                    run, stage, num_classes, lambda: progress(next(done), total)
+                )
+        images = [(stage.stop_step - stage.first_step) * stage.global_batch_size for stage in planned]
+        seconds = sum(number / speeds[stage.describe()] for number, stage in zip(images, stages, strict=True))
+        return sum(images) / seconds, peak_gib(world.device), world.device.type
 
-        def take_steps(steps: int) -> None:
-            for _ in range(steps):
-                progress(run.state.step - first_step, _WARM_UP_STEPS + Turns.steps)
-                _take_some(run, batches, 1)
 
-        speed = _images_per_second(world.device, Turns.steps, run.global_batch_size, take_steps)
-        return speed, peak_gib(world.device), world.device.type
+def _speed_of_stage(run: BenchedRun, stage: Stage, num_classes: int, begin_step: Callable[[], None]) -> float:
+    """Return the images per second in some steps of a stage; call `begin_step` before each."""
+    batch = {name: getattr(stage, name) for name in ("local_batch_size", "global_batch_size")}
+    staged = replace(run, schedule=replace(run.schedule, **batch))
+    batches = repeated_batch(staged, num_classes)
+    run.state.step = stage.first_step
+
+    def take_steps(steps: int) -> None:
+        for _ in range(steps):
+            begin_step()
+            _take_some(staged, batches, 1)
+
+    return _images_per_second(run.world.device, Turns.steps, stage.global_batch_size, take_steps)
 
 
 def _benched(config: Config) -> Config:
-    """Return the config with a small rate, a number format of this machine, and without an end.
-
-    Also without stages: the head of one and the batch of another would be a run that does not exist.
-    """
-    values = rate_values(config, _LR) | {"train.stages": (), "train.max_steps": None}
+    """Return the config with a small rate, a number format of this machine, and without an end."""
+    values = rate_values(config, _LR) | {"train.max_steps": None}
     return with_suited_precision(with_values(config, values, "the benchmark"))
 
 
@@ -198,7 +223,8 @@ def build_run(
     """Build network, head and optimizers as `facetrain train` does, with `num_classes` classes."""
     schedule = schedule_steps(config, _ENDLESS, world.size)
     state = build_state(config, world, num_classes, schedule, scratch, source)
-    choose_kernels(state, schedule.local_batch_size * world.size, config.train.timeout_s)
+    largest = max(stage.local_batch_size for stage in schedule.stages)
+    choose_kernels(state, largest * world.size, config.train.timeout_s)
     network = wrap_in_ddp(
         state.network, world, config.train.compress_gradients, accumulate=config.optim.accumulate
     )

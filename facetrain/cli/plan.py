@@ -87,7 +87,7 @@ def _measured(config: Config, num_classes: int, images: int | None) -> dict[str,
 
     total = schedule_steps(config, images, 1).images_after(0) if images else None
     with progress_bar("measuring steps") as progress:
-        speed, peak_gib, device = measure_steps(config, num_classes, progress)
+        speed, peak_gib, device = measure_steps(config, num_classes, images, progress)
     return {
         "device": device,
         "identities": num_classes,

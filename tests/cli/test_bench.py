@@ -5,7 +5,7 @@ import torch
 
 from facetrain.backbone.zoo import build_backbone
 from facetrain.bench import train as bench_train
-from facetrain.bench.train import _benched, measure_steps
+from facetrain.bench.train import measure_steps
 from facetrain.cli.bench import print_report
 from facetrain.config.loading import build_config
 from facetrain.embeddings.inference import Inference
@@ -75,8 +75,8 @@ def test_the_steps_of_a_deterministic_run_are_measured_as_such(monkeypatch):
         return 1.0
 
     monkeypatch.setattr(bench_train, "_images_per_second", measured)
-    measure_steps(small_config(train={"deterministic": True}), 10)
-    measure_steps(small_config(), 10)
+    measure_steps(small_config(train={"deterministic": True}), 10, None)
+    measure_steps(small_config(), 10, None)
     assert seen == [True, False]
 
 
@@ -89,14 +89,32 @@ def test_a_teacher_with_a_cache_is_measured_with_the_images_of_the_config(tmp_pa
     distill = {"teacher": str(teacher), "cache": str(cache)}
     steps = []
     speed, *_ = measure_steps(
-        small_config(data, distill=distill), 4, lambda *progress: steps.append(progress)
+        small_config(data, distill=distill), 4, None, lambda *progress: steps.append(progress)
     )
     assert speed > 0 and steps == [(n, 8) for n in range(8)]
 
 
-def test_a_benchmark_of_a_run_in_stages_measures_the_config_without_them_and_without_end():
-    stages = [{"until_epoch": 1, "global_batch_size": 32, "sample_rate": 0.01}]
-    train = {"global_batch_size": 16, "stages": stages, "max_steps": 3}
-    measured = _benched(build_config({"data": {"train": "x"}, "train": train}, "test"))
-    assert measured.train.stages == () and measured.train.max_steps is None and measured.head.sample_rate == 1
-    assert measured.train.global_batch_size == 16
+@pytest.mark.parametrize(
+    ("max_steps", "seconds"), [(None, 80 / 10 + 80 / 20 + 80 / 10 + 80 / 40), (15, 80 / 10 + 20 / 20)]
+)
+def test_the_speed_of_a_run_in_stages_is_the_mean_over_its_images(monkeypatch, max_steps, seconds):
+    speeds, seen, steps = iter((10.0, 20.0, 40.0)), [], []
+
+    def measured(device, number, images_per_step, take_steps):
+        take_steps(number)
+        seen.append(images_per_step)
+        return next(speeds)
+
+    monkeypatch.setattr(bench_train, "_images_per_second", measured)
+    large = {"batch_size": 8, "sample_rate": 0.5}
+    stages = [
+        {"until_epoch": 1, **large},
+        {"until_epoch": 2, "sample_rate": 0.1},
+        {"until_epoch": 3, **large},
+    ]
+    config = small_config(train={"epochs": 4, "stages": stages, "max_steps": max_steps})
+    speed, *_ = measure_steps(config, 50, 80, lambda *progress: steps.append(progress))
+    images = 320 if max_steps is None else 100
+    assert speed == pytest.approx(images / seconds)
+    assert seen == ([8, 4, 4] if max_steps is None else [8, 4]), "equal stages are measured once"
+    assert [done for done, _ in steps] == list(range(5 * len(seen))) and steps[-1][1] == 8 * len(seen)
