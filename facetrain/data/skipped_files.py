@@ -5,13 +5,13 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from facetrain.errors import DataError
 from facetrain.files import error_reason, read_regular_text
-from facetrain.text import spreadsheet_text, without_spreadsheet_mark
+from facetrain.text import count_text, spreadsheet_text, without_spreadsheet_mark
 
 SKIP_KINDS = {
     "hidden": "hidden files",
@@ -26,6 +26,8 @@ SKIP_KINDS = {
     "no_face": "images without a face or its landmarks",
 }
 """Reasons to leave out a file, and their description in a summary."""
+_FOLDERS = ("nested", "empty")
+"""Kinds of which each entry is a folder."""
 _EXAMPLES = 3
 _COLUMNS = ["file", "kind", "reason"]
 
@@ -68,8 +70,16 @@ def read_skipped_table(path: Path) -> list[SkippedFile]:
         ) from error
 
 
+def skipped_count(skipped: Sequence[SkippedFile]) -> str:
+    """Return the number of what was left out: "1 file", "2 folders", "3 files and folders"."""
+    folders = sum(file.kind in _FOLDERS for file in skipped)
+    if 0 < folders < len(skipped):
+        return f"{len(skipped):,} files and folders"
+    return count_text(len(skipped), "folder" if folders else "file")
+
+
 def skipped_summary(skipped: Iterable[SkippedFile]) -> list[str]:
-    """Return one line per kind: the number of files, and the names of the first ones."""
+    """Return one line per kind: the number of files or folders, and the names of the first ones."""
     listed = list(skipped)
     counts = Counter(file.kind for file in listed)
     lines = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from facetrain.data.beside_dataset import SKIPPED_TABLE
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.skipped_files import read_skipped_table, skipped_summary
+from facetrain.data.skipped_files import read_skipped_table, skipped_count, skipped_summary
 from facetrain.data.tools.contact_sheet import html_rows, identity_rows, shown_of
 from facetrain.errors import RunError
 from facetrain.files import os_errors_as, write_atomically
@@ -13,7 +13,6 @@ from facetrain.finetune.other_people import Harm, accuracy_of
 from facetrain.finetune.prepare import Prepared
 from facetrain.pages.render import render
 from facetrain.run.report.page import run_values
-from facetrain.text import count_text
 from facetrain.verify.output.hardest_pairs import hardest_pairs_of, pair_groups
 
 
@@ -36,7 +35,7 @@ def write_page(prepared: Prepared, verdict: Verdict) -> None:
         other_people=_other_people(verdict.tried),
         face_rows=html_rows(rows),
         faces_note=shown_of(rows, faces),
-        left_out=f"{count_text(len(left_out), 'file')} left out",
+        left_out=f"{skipped_count(left_out)} left out",
         left_out_lines=skipped_summary(left_out),
         hardest=[
             (f"Hardest pairs of {name}", pair_groups(hardest_pairs_of(result, judged.sets[name])))

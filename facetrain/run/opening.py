@@ -8,7 +8,7 @@ from facetrain.backbone.low_rank import trained_share
 from facetrain.data.build import read_training_cards
 from facetrain.data.dataset import skipped_files
 from facetrain.data.dataset_card import card_text
-from facetrain.data.skipped_files import skipped_summary, skipped_table
+from facetrain.data.skipped_files import skipped_count, skipped_summary, skipped_table
 from facetrain.device.capability import float32_name
 from facetrain.files import write_atomically
 from facetrain.models.model_file import CARDS_KEY
@@ -72,6 +72,6 @@ def report_skipped_files(parts: Parts, print_message: Callable[[str], None]) -> 
         path = parts.folder / LEFT_OUT_FILE
         write_atomically(path, skipped_table(skipped))
         print_message(
-            f"left out {count_text(len(skipped), 'file')} of {parts.config.data.train}, see {path}: "
+            f"left out {skipped_count(skipped)} of {parts.config.data.train}, see {path}: "
             + "; ".join(skipped_summary(skipped))
         )

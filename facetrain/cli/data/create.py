@@ -78,7 +78,7 @@ def pack(
     from facetrain.data.dataset import photo_landmarks
     from facetrain.data.label_problems import FEWEST_PEOPLE
     from facetrain.data.open_dataset import open_dataset
-    from facetrain.data.skipped_files import skipped_summary
+    from facetrain.data.skipped_files import skipped_count, skipped_summary
     from facetrain.data.tools import pack as tool
     from facetrain.data.tools.photo_shapes import describe_photos
     from facetrain.telemetry.log import warn
@@ -94,7 +94,7 @@ def pack(
         return
     print_written([packed])
     if packed.skipped:
-        echo_line(f"  left out {count_text(len(packed.skipped), 'file')}, see {output / SKIPPED_TABLE}:")
+        echo_line(f"  left out {skipped_count(packed.skipped)}, see {output / SKIPPED_TABLE}:")
         for line in skipped_summary(packed.skipped):
             echo_line(f"    {line}")
     print_detections(finder)

@@ -99,7 +99,7 @@ def _inspect_dataset(path: Path, sheet: Path | None) -> tuple[dict[str, Any], li
 
 def _describe(facts: dict[str, Any], source: FaceDataset) -> list[str]:
     from facetrain.data.dataset import skipped_files
-    from facetrain.data.skipped_files import skipped_summary
+    from facetrain.data.skipped_files import skipped_count, skipped_summary
 
     lines = [f"{facts['folder']}: {images_text(facts['images'], facts['identities'])}"]
     if empty := facts["identities_without_images"]:
@@ -108,7 +108,7 @@ def _describe(facts: dict[str, Any], source: FaceDataset) -> list[str]:
     lines += _format_lines(facts, facts["sample"])
     skipped = skipped_files(source)
     if skipped:
-        lines.append(f"  left out {count_text(len(skipped), 'file')} (--json lists them):")
+        lines.append(f"  left out {skipped_count(skipped)} (--json lists them):")
         lines += [f"    {line}" for line in skipped_summary(skipped)]
     return lines
 

@@ -1,6 +1,6 @@
 import pytest
 
-from facetrain.data.skipped_files import SkippedFile, read_skipped_table, skipped_table
+from facetrain.data.skipped_files import SkippedFile, read_skipped_table, skipped_count, skipped_table
 from facetrain.errors import DataError
 
 
@@ -17,3 +17,16 @@ def test_another_table_is_refused(tmp_path, text):
     (tmp_path / "skipped.csv").write_bytes(text)
     with pytest.raises(DataError, match=r"skipped\.csv: not a table"):
         read_skipped_table(tmp_path / "skipped.csv")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "words"),
+    [
+        (["suffix"], "1 file"),
+        (["empty"], "1 folder"),
+        (["nested", "empty"], "2 folders"),
+        (["suffix", "nested", "unreadable"], "3 files and folders"),
+    ],
+)
+def test_folders_are_not_counted_as_files(kinds, words):
+    assert skipped_count([SkippedFile("ann", kind, "a reason") for kind in kinds]) == words
