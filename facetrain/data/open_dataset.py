@@ -28,7 +28,7 @@ from facetrain.data.remote_dataset import (
 )
 from facetrain.errors import DataError
 from facetrain.files import allow_open_files, os_errors_as
-from facetrain.text import listed, printable, shell_path
+from facetrain.text import count_text, listed, printable, shell_path
 
 FORMATS: tuple[Format, ...] = tuple(
     replace(import_module(f"facetrain.data.formats.{name}").FORMAT, suffixes=suffixes)
@@ -195,8 +195,8 @@ def require_aligned(dataset: FaceDataset, name: str) -> None:
         count = 0 if points is None else int(np.isfinite(points[:, 0, 0]).sum())
         if count:
             raise DataError(
-                f"{place}: {count:,} images are not aligned (flag 0), and the list has their landmarks; align them: "
-                f"facetrain data pack {shell_path(name)} --output FOLDER"
+                f"{place}: {count_text(count, 'image is', 'images are')} not aligned (flag 0), and the list has their "
+                f"landmarks; align them: facetrain data pack {shell_path(name)} --output FOLDER"
             )
 
 

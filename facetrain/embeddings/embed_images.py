@@ -40,6 +40,7 @@ from facetrain.models.inference_network import inference_network
 from facetrain.models.onnx_network import OnnxNetwork
 from facetrain.progress import ProgressCallback
 from facetrain.telemetry.log import warn
+from facetrain.text import count_text
 
 _CHUNK = 1 << 16
 """Images that are embedded at a time: 128 MiB of embeddings with 512 float32 numbers."""
@@ -235,8 +236,8 @@ class AlignedFaces:
         """Warn of photos with several faces of similar size; the arguments are as in `PhotoCheck.warn`."""
         if several := self._find.several_faces:
             warn(
-                f"{name}: {len(several):,} photos have several faces of similar size, of which the largest one near "
-                f"the center was taken, such as {min(several)}"
+                f"{name}: several faces of similar size in {count_text(len(several), 'photo')}, of which the largest "
+                f"one near the center was taken, such as {min(several)}"
             )
 
 

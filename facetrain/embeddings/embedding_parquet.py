@@ -18,6 +18,7 @@ from facetrain.data.formats.arrow_columns import import_pyarrow
 from facetrain.embeddings.streamed_rows import Columns, require_fitting
 from facetrain.errors import DataError
 from facetrain.files import parse_json
+from facetrain.text import count_text
 
 _MODEL = "facetrain.model"
 """Key of the metadata: the fingerprint of the model, a JSON list."""
@@ -66,7 +67,8 @@ def open_parquet(path: Path) -> Columns:
     require_fitting(path, sum(map(_decoded_bytes, table["name"].chunks)))
     names = table["name"].cast(pa.large_string()).to_pylist()
     if None in names:
-        raise DataError(f"{path}: {names.count(None):,} rows have no name; write a text into each")
+        unnamed = count_text(names.count(None), "row has", "rows have")
+        raise DataError(f"{path}: {unnamed} no name; write a text into each")
     has_quality = "quality" in table.schema.names and pa.types.is_floating(table.schema.field("quality").type)
     # A missing quality is NaN.
     quality = table["quality"].to_numpy() if has_quality else None

@@ -12,7 +12,7 @@ from facetrain.data.dataset import FaceDataset, evenly_spread
 from facetrain.data.images.copies import different_images
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.skipped_files import skipped_summary
+from facetrain.data.skipped_files import skipped_count, skipped_summary
 from facetrain.data.tools.landmark_finder import LandmarkFinder, YuNet
 from facetrain.data.tools.pack import pack
 from facetrain.data.tools.selection import Selection
@@ -73,12 +73,12 @@ def write_faces(
     people = count_text(written.identities, "person", "people")
     say(f"{place.faces}: {count_text(written.images, 'face')} of {people}")
     if written.skipped:
-        say(f"left out {count_text(len(written.skipped), 'file')}, see {place.faces / SKIPPED_TABLE}:")
+        say(f"left out {skipped_count(written.skipped)}, see {place.faces / SKIPPED_TABLE}:")
         for line in skipped_summary(written.skipped):
             say(f"  {line}")
     if rivals := getattr(finder, "several_faces", None):
         say(
-            f"several faces in {len(rivals):,} photos, of which the largest one near the center was taken: "
+            f"several faces in {count_text(len(rivals), 'photo')}, of which the largest one near the center was taken: "
             f"{listed(rivals)}"
         )
 
@@ -91,7 +91,8 @@ def split_faces(request: Request, place: Workplace, say: Callable[[str], None], 
     if place.held_out.parent.exists():
         return
     if copies := source.num_images - len(different):
-        say(f"left out {copies:,} images that are copies of others: the held-out images have to be new ones")
+        copied = count_text(copies, "image that is a copy of another", "images that are copies of others")
+        say(f"left out {copied}: the held-out images have to be new ones")
     part_N = split_photos(source.labels[different], seed=request.seed)
     parts = {}
     for part, path in zip(Part, (place.train, place.held_out, place.set_aside), strict=True):

@@ -17,7 +17,7 @@ from facetrain.run.parts.step_schedule import StepSchedule
 from facetrain.run.report.history import History, Metric, formatted, records_of
 from facetrain.run.report.published_curve import published_curve_of
 from facetrain.telemetry.log import warn
-from facetrain.text import printable, shell_path
+from facetrain.text import count_text, printable, shell_path
 
 _MOST_GROWTH = 1.75
 """Factor from the first to the last loss beyond which a run has not learned, however short it is."""
@@ -83,9 +83,11 @@ def summarize(folder: Path, config: Config, ending: Ending) -> str:
     if (folder / REPORT_FILE).is_file():
         lines.append(f"  report    {folder / REPORT_FILE}")
     if ending.skipped:
+        replaced = count_text(
+            len(ending.skipped), "image could not be read and was", "images could not be read and were"
+        )
         lines.append(
-            f"  {len(ending.skipped)} images could not be read and were replaced by others; "
-            f"{folder / SKIPPED_FILE} lists them; the first: {ending.skipped[0]}"
+            f"  {replaced} replaced by others; {folder / SKIPPED_FILE} lists them; the first: {ending.skipped[0]}"
         )
     if not ending.is_part:
         lines += _next_commands(folder, config, ending.more)

@@ -23,6 +23,7 @@ from facetrain.files import (
     sync_folder,
 )
 from facetrain.telemetry.log import warn, was_replaced
+from facetrain.text import count_text
 
 
 class JsonLines:
@@ -113,7 +114,8 @@ class JsonLines:
         with self._lock:
             self._write_pending()
             if lost := self._pending.count(b"\n"):
-                warn(f"{self._file.name}: {lost} records are lost, because they could not be written")
+                what = count_text(lost, "record is lost, because it", "records are lost, because they")
+                warn(f"{self._file.name}: {what} could not be written")
             self._file.close()
 
     def _open_again(self) -> None:

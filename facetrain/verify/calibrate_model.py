@@ -27,6 +27,7 @@ from facetrain.models.read_model import is_graph
 from facetrain.models.weight_files import METADATA_KEY, read_weights
 from facetrain.progress import ProgressCallback
 from facetrain.remote.download import is_download
+from facetrain.text import count_text
 from facetrain.verify.calibration import (
     MAX_IMAGES,
     Threshold,
@@ -85,9 +86,10 @@ def calibrate_model(
     images, labels = _without_copies(images, labels, chosen, target)
     fmrs = fmrs or reachable_fmrs(labels)
     if not fmrs:
+        people = count_text(len(np.unique(labels)), "person", "people")
         raise DataError(
-            f"{target}: {len(labels):,} images of {len(np.unique(labels)):,} people have fewer than the 1,000 impostor "
-            "pairs that an FMR of 1e-3 needs; use a larger set, or a higher --fmr"
+            f"{target}: {len(labels):,} images of {people} have fewer than the 1,000 impostor pairs that an FMR "
+            "of 1e-3 needs; use a larger set, or a higher --fmr"
         )
     inference = inference or Inference()
     # The graph of an ONNX file is copied from the file, the weights of the others are in memory.

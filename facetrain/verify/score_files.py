@@ -22,7 +22,7 @@ import numpy as np
 from facetrain.data.formats.bin_tables import contradicting_pair
 from facetrain.embeddings.dense_ids import dense_ids
 from facetrain.errors import DataError
-from facetrain.text import listed
+from facetrain.text import count_text, listed
 from facetrain.verify.metrics.score_scale import scale_of
 from facetrain.verify.metrics.scored_pairs import ScoredPairs
 from facetrain.verify.sets.csv_columns import finite_numbers, read_columns
@@ -184,8 +184,8 @@ def _require_same_labels(path: Path, same_P: np.ndarray, expected_P: np.ndarray,
     wrong = np.flatnonzero(same_P != expected_P)
     if len(wrong):
         raise DataError(
-            f"{path}: genuine differs from the labels of {name} in {len(wrong):,} pairs, first in pair {wrong[0]}; the "
-            "rows must be in the order of the set"
+            f"{path}: genuine differs from the labels of {name} in {count_text(len(wrong), 'pair')}, first in pair "
+            f"{wrong[0]}; the rows must be in the order of the set"
         )
 
 

@@ -13,6 +13,7 @@ from facetrain.cli.options import local_file
 from facetrain.cli.outputs import echo_line
 from facetrain.cli.progress_bar import progress_bar
 from facetrain.errors import UsageError
+from facetrain.text import count_text
 
 
 @option_groups
@@ -65,10 +66,10 @@ def split(
     _, counts = np.unique(parts["validation"].label, return_counts=True)
     eligible = int((counts > 1).sum())
     if 0 < eligible < 2 * FOLDS and not writing.as_json:
-        total = len(counts) + written[0].identities
+        share = needed_share(len(counts), eligible, len(counts) + written[0].identities)
+        found = count_text(eligible, "identity for validation has", "identities for validation have")
         echo_line(
-            f"  {eligible:,} identities for validation have two images or more; `facetrain data pairs` needs "
-            f"{2 * FOLDS}: split with --validation {needed_share(len(counts), eligible, total)}"
+            f"  {found} two images or more; `facetrain data pairs` needs {2 * FOLDS}: split with --validation {share}"
         )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from facetrain.data.formats.labels import number_identities, require_labels
 from facetrain.errors import DataError, missing_package
 from facetrain.files import damage_reason, parse_json
-from facetrain.text import listed, printable
+from facetrain.text import count_text, listed, printable
 
 IMAGE_COLUMNS = ("image", "jpg", "jpeg", "png", "image_bytes", "bytes")
 LABEL_COLUMNS = ("label", "identity", "class", "cls", "id")
@@ -85,7 +85,7 @@ def label_values(column: Any, name: str, path: Path) -> np.ndarray:
         DataError: a label is missing, or is neither a number nor a text.
     """
     if column.null_count:
-        raise DataError(f"{path}: {column.null_count:,} rows have no label")
+        raise DataError(f"{path}: {count_text(column.null_count, 'row has', 'rows have')} no label")
     # Before they are converted: dates have a wider range than in Python, and pyarrow ends the process on some types.
     if not _is_any(column.type, _NUMBERS + _TEXTS + _BYTES):
         raise DataError(

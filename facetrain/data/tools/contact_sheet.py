@@ -19,6 +19,7 @@ from facetrain.distinct import distinct
 from facetrain.errors import DataError
 from facetrain.files import os_errors_as, replacing, write_atomically
 from facetrain.pages.render import jpeg_image, render
+from facetrain.text import count_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,7 +56,7 @@ def identity_rows(source: FaceDataset) -> list[Row]:
     for identity in identities[sample_numbers(len(identities), len(identities))].tolist():
         numbers = np.flatnonzero(source.labels == identity).tolist()
         shown = numbers[: min(left, _MOST_OF_IDENTITY)]
-        title = f"{_identity_title(source, identity)}: {len(numbers):,} images"
+        title = f"{_identity_title(source, identity)}: {count_text(len(numbers), 'image')}"
         rows.append((title, _read(source, shown)))
         left -= len(shown)
         if left <= 0:

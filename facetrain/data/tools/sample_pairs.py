@@ -14,6 +14,7 @@ from facetrain.data.open_dataset import open_aligned
 from facetrain.data.pair_folds import FOLDS
 from facetrain.data.tools.pair_writer import PairsToWrite, require_readable
 from facetrain.errors import DataError
+from facetrain.text import count_text
 
 _MAX_TRIES_PER_PAIR = 100
 
@@ -43,9 +44,10 @@ def sample_pairs(folder: Path, pairs: int, *, seed: int = 0) -> PairsToWrite:
     images_of = np.split(order, starts[1:])
     eligible = [identity for identity, images in enumerate(images_of) if len(images) > 1]
     if len(eligible) < 2 * FOLDS:
+        found = count_text(len(eligible), "identity has", "identities have")
         raise DataError(
-            f"{folder}: {len(eligible):,} identities have at least two images; {FOLDS} folds need {2 * FOLDS}: set "
-            "more identities aside (facetrain data split --validation SHARE)"
+            f"{folder}: {found} at least two images; {FOLDS} folds need {2 * FOLDS}: set more identities aside "
+            "(facetrain data split --validation SHARE)"
         )
     sampled: list[ImagePair] = []
     for fold in np.array_split(rng.permutation(eligible), FOLDS):

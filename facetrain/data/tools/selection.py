@@ -19,6 +19,7 @@ from facetrain.data.open_dataset import open_aligned
 from facetrain.data.skipped_files import SkippedFile
 from facetrain.distinct import distinct
 from facetrain.errors import DataError, ImageError
+from facetrain.text import count_text
 
 
 @dataclass(frozen=True)
@@ -111,8 +112,8 @@ def select_parts(folder: Path, *, validation: float, seed: int = 0) -> dict[str,
     present = distinct(source.labels)
     if not 0 < validation < 1 or len(present) < 2:
         raise DataError(
-            f"{folder}: {len(present):,} identities cannot be split with a validation fraction of {validation:g}; "
-            "take at least two identities and a fraction between 0 and 1"
+            f"{folder}: {count_text(len(present), 'identity', 'identities')} cannot be split with a validation "
+            f"fraction of {validation:g}; take at least two identities and a fraction between 0 and 1"
         )
     count = min(max(round(validation * len(present)), 1), len(present) - 1)
     held_out = np.isin(source.labels, present[permute(np.arange(count), len(present), key_of(seed))])

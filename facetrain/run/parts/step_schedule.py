@@ -131,8 +131,9 @@ def local_batch_size(config: Config, world_size: int) -> int:
     requested = config.train.global_batch_size
     if requested and requested % micro_batches:
         raise ConfigError(
-            f"train.global_batch_size: {requested} images cannot be divided among {world_size} ranks in "
-            f"{config.optim.accumulate} micro-batches each; use a multiple of {micro_batches}"
+            f"train.global_batch_size: {requested} images cannot be divided among {count_text(world_size, 'rank')} in "
+            f"{count_text(config.optim.accumulate, 'micro-batch', 'micro-batches')} each; use a multiple of "
+            f"{micro_batches}"
         )
     local = requested // micro_batches if requested else config.train.batch_size or DEFAULT_BATCH_SIZE
     if local < 2:

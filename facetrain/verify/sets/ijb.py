@@ -32,6 +32,7 @@ from facetrain.errors import PairsError
 from facetrain.face_landmarks import TEMPLATE_SIZE, normalize_landmarks
 from facetrain.files import error_reason
 from facetrain.strict_csv import csv_rows
+from facetrain.text import count_text
 from facetrain.verify.sets.csv_columns import plain_number
 
 _LABELED_PAIR = re.compile(r"\s*-?[0-9]+\s+-?[0-9]+\s+[01]\s*")
@@ -228,7 +229,8 @@ def _check_known(template: np.ndarray, listed: np.ndarray, path: Path) -> None:
     unknown = np.setdiff1d(distinct(listed.ravel()), template)
     if len(unknown):
         raise PairsError(
-            f"{path}: {len(unknown):,} templates have no image, among them template {unknown[0]}"
+            f"{path}: {count_text(len(unknown), 'template has', 'templates have')} no image, among them template "
+            f"{unknown[0]}"
         )
 
 

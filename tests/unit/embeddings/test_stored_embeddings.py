@@ -122,7 +122,7 @@ def test_columns_that_do_not_fit_are_refused_in_one_line(tmp_path, embedding, na
         ([], [], "no embeddings"),
         ([[1.0], [1.0, 2.0, 3.0]], ["a", "b"], "of different sizes"),
         ([[1.0, 2.0, 3.0], None, [4.0, 5.0, 6.0]], ["a", "b", "c"], "without an embedding"),
-        ([[1.0], [2.0]], ["a", None], "1 rows have no name"),
+        ([[1.0], [2.0]], ["a", None], "1 row has no name"),
     ],
 )
 def test_rows_of_parquet_that_do_not_fit_are_refused(tmp_path, rows, names, message):

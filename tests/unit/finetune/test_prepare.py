@@ -1,5 +1,6 @@
 """Preparation of a fine-tuning, also of one that continues an interrupted one."""
 
+import shutil
 from contextlib import contextmanager
 from dataclasses import replace
 from unittest.mock import Mock
@@ -11,9 +12,9 @@ from facetrain.data.tools.landmark_finder import LandmarkTable, YuNet
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import ConfigError, UsageError
 from facetrain.finetune.held_out import write_photo_pairs
-from facetrain.finetune.photo_faces import needed_finder
+from facetrain.finetune.photo_faces import needed_finder, split_faces
 from facetrain.finetune.prepare import prepare
-from facetrain.finetune.workplace import Request
+from facetrain.finetune.workplace import Request, Workplace
 from tests.support.models import write_model
 
 PEOPLE, EACH = 12, 4
@@ -55,6 +56,17 @@ def test_the_photos_are_embedded_on_the_device_that_the_user_gives(tmp_path, mon
     with pytest.raises(Interrupted):
         prepare(request_in(tmp_path, overrides=("train.device=cpu",)), None, print, bar)
     assert Inference("cpu") in embed.call_args.args
+
+
+def test_a_copy_of_an_image_is_left_out_and_said(tmp_path):
+    request, said = request_in(tmp_path), []
+    shutil.copy(request.photos / "0" / "0.jpg", request.photos / "0" / "copy.jpg")
+    place = Workplace(request.output)
+    place.folder.mkdir()
+    request.photos.rename(place.faces)
+    split_faces(request, place, said.append, bar)
+    (line,) = said
+    assert line.startswith("left out 1 image that is a copy of another: ")
 
 
 def test_given_landmarks_of_aligned_faces_are_used_and_a_detector_is_not(tmp_path):

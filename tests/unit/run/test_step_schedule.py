@@ -109,7 +109,9 @@ def test_a_stage_is_a_config_of_its_own():
 
 
 def test_the_batch_of_a_stage_divides_over_the_ranks_and_fits_the_dataset():
-    with pytest.raises(ConfigError, match=r"stage 2 of train\.stages: .*\b24 images .*\b5 ranks"):
+    with pytest.raises(
+        ConfigError, match=r"stage 2 of train\.stages: .*\b24 images .*\b5 ranks in 1 micro-batch each"
+    ):
         stages = [{"until_epoch": 1, "global_batch_size": 20}, STAGES[1]]
         schedule_steps(config_of(stages, images=20), IMAGES, 5)
     with pytest.raises(ConfigError, match=r"batch of 208\b"):

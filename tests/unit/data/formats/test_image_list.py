@@ -216,7 +216,7 @@ def test_the_landmarks_of_photos_are_known_and_those_of_aligned_faces_are_not(im
     (images / "m.yaml").write_text("datasets:\n- path: b.lst\n- path: a.lst\n")
     assert np.isnan(open_dataset(images / "m.yaml").photo_landmarks[0]).all()
     for part in (chosen, open_dataset(images / "m.yaml")):
-        with pytest.raises(DataError, match="1 images are not aligned"):
+        with pytest.raises(DataError, match="1 image is not aligned"):
             require_aligned(part, "x")
     require_aligned(ImageSubset(open_dataset(images / "a.lst"), np.array([1])), "x")
 

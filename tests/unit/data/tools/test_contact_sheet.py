@@ -10,6 +10,7 @@ from facetrain.data.tools.contact_sheet import (
     write_wrong_labels_sheet,
 )
 from facetrain.data.tools.wrong_labels import WrongLabel
+from facetrain.text import count_text
 from tests.support.datasets import encoded_image
 
 
@@ -26,7 +27,7 @@ def shown(data):
 def test_a_sheet_shows_all_images_of_all_identities(dataset, tmp_path):
     source = open_dataset(dataset)
     write_identities_sheet(source, tmp_path / "sheet.html")
-    expected = {f"identity {n} ({name}): {len(images)} images": [shown(source.read(i)) for i in images]
+    expected = {f"identity {n} ({name}): {count_text(len(images), 'image')}": [shown(source.read(i)) for i in images]
                 for n, (name, images) in enumerate({"ann": [0, 1, 2], "bob": [3], "cy": [4, 5]}.items())}  # fmt: skip
     assert dict(rows_of(tmp_path / "sheet.html")) == expected
 
@@ -41,7 +42,7 @@ def test_a_sheet_takes_the_place_of_another_one_as_a_whole(dataset, tmp_path):
 def test_a_sheet_has_no_rows_for_labels_without_images(dataset, tmp_path):
     (dataset / "a.txt").write_text("bob/bob_0001.jpg\t3000\n")
     write_identities_sheet(open_dataset(dataset / "a.txt"), tmp_path / "sheet.html")
-    assert [title for title, _ in rows_of(tmp_path / "sheet.html")] == ["identity 3000: 1 images"]
+    assert [title for title, _ in rows_of(tmp_path / "sheet.html")] == ["identity 3000: 1 image"]
 
 
 def test_a_sheet_of_a_large_dataset_says_which_part_it_shows(dataset, tmp_path, monkeypatch):
