@@ -18,6 +18,7 @@ from facetrain.models.checksum import CHECKSUM_KEY
 from facetrain.models.model_file import THRESHOLDS_KEY, newest_model_file
 from facetrain.models.mxnet_symbol import pair_of_files
 from facetrain.models.onnx_network import external_files
+from facetrain.models.published_weights import settings_files
 from facetrain.models.read_model import is_graph, open_checkpoint
 from facetrain.models.weight_files import METADATA_KEY
 
@@ -44,10 +45,7 @@ def digest_model_files(path: Path) -> str:
 
 def _digest_file(file: Path) -> str:
     """Return the SHA-256 of a file; for a model file its own checksum, and its description without thresholds."""
-    metadata: dict[str, str] = {}
-    if file.suffix == ".safetensors" and file.is_file():
-        with suppress(SafetensorError), safe_open(str(file), framework="pt") as opened:
-            metadata = opened.metadata() or {}
+    metadata = _metadata_of(file)
     with suppress(ValueError, KeyError):  # a file of another program, or a damaged one
         description = parse_json(metadata[METADATA_KEY])
         if isinstance(description, dict):
@@ -56,8 +54,16 @@ def _digest_file(file: Path) -> str:
     return sha256_of(file)
 
 
+def _metadata_of(file: Path) -> dict[str, str]:
+    """Return the metadata of a sound .safetensors file; of others none."""
+    if file.suffix == ".safetensors" and file.is_file():
+        with suppress(SafetensorError), safe_open(str(file), framework="pt") as opened:
+            return opened.metadata() or {}
+    return {}
+
+
 def _others(file: Path) -> Iterable[Path]:
-    """Return the other files of a model, with weights or the graph."""
+    """Return the other files of a model, with weights, the graph, or what other programs state about the input."""
     if not is_graph(file):
-        return ()
+        return () if METADATA_KEY in _metadata_of(file) else settings_files(file)
     return external_files(file) if file.suffix == ".onnx" else set(pair_of_files(file)) - {file}

@@ -56,6 +56,20 @@ def test_both_files_of_an_mxnet_model_count(given, tmp_path):
     assert len(set(digests)) == 3
 
 
+def test_what_other_programs_state_beside_their_weights_counts_and_beside_a_model_file_does_not(tmp_path):
+    path, own = tmp_path / "cvlface.pt", tmp_path / "model.safetensors"
+    torch.save({"net.conv1.weight": torch.ones(3)}, path)
+    write_model(own)
+    digests, own_digests = [], []
+    for file in ("cvlface.yaml", "pretrained_model/model.yaml", "config.json"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        for color_space in ("RGB", "BGR"):
+            (tmp_path / file).write_text(f"color_space: {color_space}\n")
+            digests.append(digest_model_files(path))
+            own_digests.append(digest_model_files(own))
+    assert len(set(digests)) == 6 and len(set(own_digests)) == 1
+
+
 def test_another_model_in_the_place_of_a_file_has_another_digest_and_a_missing_one_is_an_error(tmp_path):
     path = tmp_path / "model.safetensors"
     write_model(path)
