@@ -5,17 +5,18 @@ from __future__ import annotations
 from contextlib import suppress
 from functools import lru_cache
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from facetrain.backbone.base import DEFAULT_IMAGE_SIZE
 from facetrain.backbone.registry import BACKBONES, IRESNET_LAYERS
-from facetrain.backbone.timm_network import PREFIX
+from facetrain.backbone.timm_network import HALF, PREFIX
 from facetrain.backbone.zoo import build_on_meta
 from facetrain.errors import ModelError
 from facetrain.models.model_file import describe_backbone
-from facetrain.models.published_weights import TIMM_FACES, is_image_encoder
+from facetrain.models.published_weights import TIMM_FACES, stated_statistics
 from facetrain.models.weight_files import COUNTER
 from facetrain.text import listed
 
@@ -28,11 +29,14 @@ def identify_backbone(weights: dict[str, Tensor], origin: str) -> dict[str, Any]
     """Return the description of the network that has weights of these names and shapes.
 
     Raises:
-        ModelError: no known network at 112 pixels has such weights.
+        ModelError: no known network at 112 pixels has such weights, or config.json beside a file of timm states other
+            pixels.
     """
-    if is_image_encoder(weights):
+    # The names in DINOv2, DINOv3 and CLIP.
+    if weights.keys() & {"blocks.0.ls1.gamma", "blocks.0.gamma_1", "norm_pre.weight"}:
         raise ModelError(
-            f"{origin}: is an image encoder (DINOv2, CLIP), not a face network; train one from it with model.init_from"
+            f"{origin}: is an image encoder (DINOv2, DINOv3, CLIP), not a face network; train one from it with "
+            "model.init_from"
         )
     names = [name for name, architecture in BACKBONES.items() if architecture.is_published]
     embedding_size = stored_embedding_size(weights) or _DEFAULT_EMBEDDING_SIZE
@@ -48,6 +52,7 @@ def identify_backbone(weights: dict[str, Tensor], origin: str) -> dict[str, Any]
             if {f"{PREFIX}{key}": shape for key, shape in shapes.items()} == _published_shapes(
                 name, embedding_size, tuple(own.items())
             ):
+                _require_half(origin)
                 return describe_backbone(
                     name, own=own, embedding_size=embedding_size, image_size=DEFAULT_IMAGE_SIZE
                 )
@@ -55,6 +60,17 @@ def identify_backbone(weights: dict[str, Tensor], origin: str) -> dict[str, Any]
         f"{origin}: its {len(weights)} weights are not those of {', '.join(names)} at {DEFAULT_IMAGE_SIZE} pixels; "
         + _advice_on_names(weights, origin)
     )
+
+
+def _require_half(origin: str) -> None:
+    """Refuse a face network of timm whose config.json states other pixels than those of our backbones."""
+    stated = stated_statistics(Path(origin))
+    if stated not in (None, HALF):
+        raise ModelError(
+            f"{origin}: config.json beside it states mean {listed(map(str, stated.mean))} and std "
+            f"{listed(map(str, stated.std))}; face networks of timm that facetrain reads take "
+            "(pixels − 127.5) / 127.5, that is 0.5 for each channel"
+        )
 
 
 def stored_embedding_size(weights: dict[str, Tensor]) -> int | None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import BatchNorm2d
 
-from facetrain.backbone.timm_network import HALF, ChannelStatistics
+from facetrain.backbone.timm_network import ChannelStatistics
 from facetrain.errors import ModelError
 from facetrain.files import error_reason, parse_json
 from facetrain.strict_yaml import parse_yaml
@@ -99,14 +99,6 @@ def convert_published(weights: Mapping[str, Tensor], path: Path) -> ConvertedWei
     """
     program, inner = _backbone_of(weights)
     if not program:
-        if any(name.startswith("fc_norm.") or name == "cls_token" for name in weights):
-            stated = stated_statistics(path)
-            if not is_image_encoder(weights) and stated not in (None, HALF):
-                raise ModelError(
-                    f"{path}: config.json beside it states mean {listed(map(str, stated.mean))} and std "
-                    f"{listed(map(str, stated.std))}; face networks of timm that facetrain reads take "
-                    "(pixels − 127.5) / 127.5, that is 0.5 for each channel"
-                )
         return ConvertedWeights(dict(weights), "")
     _require_known_variant(inner, path)
     channels = _COLOR_ORDERS.get(program) or _read_color_order(path)
@@ -235,11 +227,6 @@ def _read_color_order(path: Path) -> str:
         f"config.json with it, or write {files[0].name} beside it with the line `color_space: RGB` or `BGR`, as the "
         "model's page states (AdaFace, InsightFace_Pytorch: BGR; face.evoLVe: RGB)"
     )
-
-
-def is_image_encoder(weights: Mapping[str, Tensor]) -> bool:
-    """Return whether weights without a description are DINOv2's or CLIP's."""
-    return "blocks.0.ls1.gamma" in weights or "norm_pre.weight" in weights
 
 
 def stated_statistics(path: Path) -> ChannelStatistics | None:

@@ -45,7 +45,7 @@ from facetrain.models import embedding_model, read_model
 from facetrain.models.initialize_from import initialize_backbone
 from facetrain.models.model_file import THRESHOLDS_KEY
 from facetrain.models.mxnet_network import open_mxnet
-from facetrain.models.published_weights import convert_published
+from facetrain.models.published_weights import convert_published, stated_statistics
 from facetrain.models.weight_files import read_weights
 from facetrain.verify.calibration import stored_thresholds
 from facetrain.verify.score_files import read_scores
@@ -111,8 +111,8 @@ def _read_blocks(path: Path) -> None:
 
 def _read_settings(path: Path) -> None:
     """Read the settings beside the weights of timm, and beside those of CVLface."""
-    for name in ("cls_token", "input_layer.0.weight"):
-        convert_published({name: torch.zeros(1, 3, 1, 1)}, path.with_name("a.pt"))
+    stated_statistics(path.with_name("a.pt"))
+    convert_published({"input_layer.0.weight": torch.zeros(1, 3, 1, 1)}, path.with_name("a.pt"))
 
 
 def _open_described(path: Path) -> None:

@@ -19,6 +19,7 @@ from facetrain.backbone.zoo import build_backbone
 from facetrain.config.loading import load_config
 from facetrain.errors import ModelError
 from facetrain.models.embedding_model import open_model
+from facetrain.models.identify_backbone import identify_backbone
 from facetrain.models.initialize_from import initialize_backbone
 from tests.runs.conftest import dataset  # noqa: F401
 from tests.support import training
@@ -109,6 +110,8 @@ def test_a_file_without_a_weight_is_refused(tmp_path, missing):
 def test_an_encoder_is_no_face_model(dino_file):
     with pytest.raises(ModelError, match="model.init_from"):
         open_model(dino_file, torch.device("cpu"))
+    with pytest.raises(ModelError, match="DINOv3.*model.init_from"):
+        identify_backbone({"blocks.0.gamma_1": torch.ones(384)}, "dinov3.safetensors")
 
 
 @pytest.mark.slow

@@ -85,9 +85,12 @@ def test_weights_of_a_network_that_normalizes_in_another_way_are_refused(tmp_pat
     initialize_backbone(network, tmp_path / "m.safetensors", None)
 
 
-@pytest.mark.parametrize("given", ["", "model.safetensors"], ids=["folder", "file"])
-def test_weights_whose_config_json_states_another_normalization_are_refused(tmp_path, given):
-    backbone = build_backbone("timm/convnext_atto", image_size=32, embedding_size=8)
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [("convnext_atto", ""), ("convnext_atto", "model.safetensors"), ("deit_tiny_patch16_224", "")],
+)
+def test_weights_whose_config_json_states_another_normalization_are_refused(tmp_path, name, given):
+    backbone = build_backbone(f"timm/{name}", image_size=32, embedding_size=8)
     weights = {key.removeprefix("network."): value for key, value in backbone.state_dict().items()}
     save_file(weights, tmp_path / "model.safetensors")
     stated = {"pretrained_cfg": {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}}
