@@ -20,7 +20,7 @@ class _LayerTracer(torch.fx.Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         # A layer with a low-rank adapter has children, which compute its weight.
-        return isinstance(m, nn.Conv2d | nn.Linear) or not any(m.children())
+        return isinstance(m, nn.Conv2d | nn.Linear) or not list(m.children())
 
     def to_bool(self, obj: torch.fx.Proxy) -> bool:
         # Backbones branch on "needs a gradient" only, to recompute activations. Both branches have the same layers.
@@ -57,8 +57,8 @@ def backbone_layers(backbone: Backbone) -> LayerGraph:
             names[node.name] = IMAGE
         elif node.op == "output":
             return LayerGraph(type(backbone).__name__, layers, sources[0])
-        elif node.target == "flatten" or isinstance(module, nn.Dropout | nn.Flatten):
-            # In evaluation mode these change no number.
+        elif node.target == "flatten" or isinstance(module, nn.Dropout | nn.Flatten | nn.Sequential):
+            # In evaluation mode these change no number: a Sequential without layers, of a stage without blocks.
             names[node.name] = sources[0]
         elif module is not None:
             layers[name] = _module_layer(module, sources)

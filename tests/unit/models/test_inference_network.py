@@ -18,7 +18,8 @@ CPU = torch.device("cpu")
 NARROW = {"layers": (2, 1, 2, 1), "widths": (8, 8, 16, 16), "embedding_size": 16, "image_size": 32}
 BACKBONES = {
     "iresnet": NARROW,
-    "mbf_small": {"embedding_size": 32, "image_size": 32},
+    # Without a block in the last stage.
+    "mbf_small": {"embedding_size": 32, "image_size": 32, "layers": (1, 2, 1, 0)},
     "mbf_large": {"embedding_size": 32, "image_size": 32},
 }
 
