@@ -108,8 +108,10 @@ def backbone_form(graph: LayerGraph, image_of_pixel: Affine) -> LayerGraph:
     # Layers that take different functions of the image are refused as well.
     affine = taken.pop() if len(taken) == 1 else Affine(0.0, 0.0)
     if not affine.is_zero_at_mid_gray:
+        # Also an operator that no backbone has, such as an exchange of colors before the arithmetic.
+        taker = next((layer for layer in needed.values() if images.keys() & set(layer.sources)), "none")
         raise ModelError(
-            f"{graph.origin}: takes pixels times {affine.factor:g} plus {affine.offset:g}; "
+            f"{graph.origin}: its first layer, {taker}, takes pixels times {affine.factor:g} plus {affine.offset:g}; "
             "facetrain trains networks that take (pixels − 127.5) times a number; give this one as distill.teacher"
         )
     for name, layer in needed.items():

@@ -104,6 +104,12 @@ def test_a_graph_that_normalizes_exactly_as_published_networks_gets_pixels(tmp_p
     torch.testing.assert_close(found, expected(x).relu().flatten(1), rtol=1e-5, atol=1e-5)
 
 
+def test_the_operator_that_takes_pixels_before_they_are_centered_is_named(tmp_path):
+    path = write_graph(tmp_path / "m.onnx", [RED_LAST, *CENTER], inputs=FLOAT_IMAGE)
+    with pytest.raises(ModelError, match="its first layer, Slice, takes pixels times 1 plus 0"):
+        read_onnx_layers(path)
+
+
 @pytest.mark.parametrize("means", [(127.5, 127.5, 127.5), (103.53, 116.28, 123.675)])
 def test_a_graph_that_normalizes_channel_by_channel_gets_pixels_or_needs_metadata(tmp_path, means):
     path = write_graph(tmp_path / "m.onnx", [], inputs=FLOAT_IMAGE)
