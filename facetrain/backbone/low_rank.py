@@ -91,7 +91,8 @@ def add_adapters(network: nn.Module, lora: LoraSettings, *, new_layers: tuple[st
         new_layers: prefixes of parameters that have no published weights: they get no update and are trained.
 
     Raises:
-        ConfigError: no layer's name starts with one of the targets, or the network has no attentions to update.
+        ConfigError: no layer's name starts with one of the targets, the network has no attentions to update, or the
+            weight of a layer is already computed from other parameters.
     """
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(name.startswith(new_layers))
@@ -117,6 +118,13 @@ def add_adapters(network: nn.Module, lora: LoraSettings, *, new_layers: tuple[st
         if lora.targets and not name.startswith(lora.targets):
             continue
         if not f"{name}.".startswith(new_layers):
+            # The merged weights would have names that the network does not have. The second condition is that of
+            # torch's older functions, which keep the parameters in the layer itself.
+            if parametrize.is_parametrized(layer) or "weight" not in dict(layer.named_parameters()):
+                raise ConfigError(
+                    f"model.lora.targets: {name} computes its weight from other parameters, as weight_norm does, and "
+                    "can have no adapter; list the prefixes of other layers"
+                )
             update = (
                 ProjectionUpdate(layer.weight, lora.rank, scale, lora.projections)
                 if lora.projections

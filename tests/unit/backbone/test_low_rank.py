@@ -111,6 +111,16 @@ def test_only_targets_get_adapters_and_all_else_is_frozen():
         add_adapters(NETWORKS["iresnet"](), LoraSettings(rank=2, targets=("bn1",)))
 
 
+@pytest.mark.parametrize(
+    "normed", [nn.utils.parametrizations.weight_norm, nn.utils.spectral_norm], ids=["parametrized", "hooked"]
+)
+def test_a_layer_that_computes_its_weight_takes_no_adapter(normed):
+    network = nn.Sequential(normed(nn.Linear(4, 4)), nn.Linear(4, 4))
+    with pytest.raises(ConfigError, match=r"model\.lora\.targets: 0 computes its weight"):
+        add_adapters(network, LoraSettings(rank=2))
+    add_adapters(network, LoraSettings(rank=2, targets=("1",)))
+
+
 def test_queries_and_values_are_updated_and_keys_are_not():
     torch.manual_seed(0)
     network = VisionTransformer(64, 2, drop_path=0.0, embedding_size=8, image_size=18)
