@@ -47,6 +47,11 @@ class OwnNetwork(Backbone):
         """Return the embeddings (B, D) as they are."""
         return feature
 
+    def adapted(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return weights of the module itself under the names of this backbone; other weights as they are."""
+        renamed = {f"network.{name}": weight for name, weight in weights.items()}
+        return renamed if renamed.keys() <= self.state_dict().keys() else weights
+
     def regions(self) -> Iterator[tuple[nn.Module, str]]:
         """Yield the whole network."""
         yield self.network, "forward"

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from facetrain.backbone.base import Backbone
+from facetrain.backbone.own_network import OwnNetwork
 from facetrain.backbone.registry import TIMM_PREFIX
 from facetrain.backbone.timm_network import TimmNetwork
 from facetrain.backbone.zoo import build_backbone, build_on_meta
@@ -42,6 +43,11 @@ _ADAFACE_CENTERS = "head.kernel"
 """Name of the class centers (D, K) in the `state_dict` of AdaFace's checkpoints."""
 _RANK_FILE = re.compile(r"checkpoint_gpu_(\d+)\.pt")
 """Checkpoint of one rank, as arcface_torch names it."""
+_SAVE_OWN = (
+    "; save the weights of a network of one's own by "
+    "`torch.save({f'network.{name}': weight for name, weight in net.state_dict().items()}, FILE)`"
+)
+"""Advice on names that cannot be those of the module: a file can have the network as the part `backbone` of another."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,8 @@ def initialize_backbone(
                 weights = _of_timm(backbone, weights, Path(origin))
             elif str(description.get("backbone", {}).get("name")).startswith(TIMM_PREFIX):
                 _require_same_statistics(backbone, description["backbone"], path)
+        elif isinstance(backbone, OwnNetwork) and not description:
+            weights = backbone.adapted(weights)
     else:
         # A graph is compared with a network of as many blocks; the first ones are selected below.
         whole = backbone if first_blocks_of is None else _build_published(path, first_blocks_of)
@@ -106,8 +114,12 @@ def initialize_backbone(
     try:
         load_weights_into(backbone, weights, str(path))
     except ModelError as error:
-        found = _network_of(weights, path)
-        raise ModelError(f"{error}; the file has {found}" if found else str(error)) from error
+        more = ""
+        if found := _network_of(weights, path):
+            more = f"; the file has {found}"
+        elif isinstance(backbone, OwnNetwork) and not description:
+            more = _SAVE_OWN
+        raise ModelError(f"{error}{more}") from error
     return description
 
 

@@ -118,7 +118,8 @@ def convert_published(weights: Mapping[str, Tensor], path: Path) -> ConvertedWei
 def _backbone_of(weights: Mapping[str, Tensor]) -> tuple[str, dict[str, Tensor]]:
     """Return the program whose names the weights have, and the backbone's weights without prefix; "" for others."""
     for prefix in _CVLFACE_PREFIXES:
-        if any(name.startswith(prefix) for name in weights):
+        # A network of one's own may have a part with the name `net`.
+        if any(f"{prefix}{name}" in weights for name in ("input_layer.0.weight", *_FIRST_LAYERS)):
             return "CVLface", below(weights, prefix)
     for prefix in _MAGFACE_PREFIXES:
         if f"{prefix}features.running_var" in weights:

@@ -1,10 +1,13 @@
 """Backbone weights and class centers with which a fine-tuning run begins."""
 
 import itertools
+from collections import OrderedDict
 
 import pytest
 import torch
+from torch import nn
 
+from facetrain.backbone.own_network import OwnNetwork
 from facetrain.backbone.zoo import build_backbone
 from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.errors import CheckpointError, ModelError
@@ -194,6 +197,20 @@ def test_weights_of_another_published_network_are_named(tmp_path):
     torch.save(build_backbone("r18").state_dict(), tmp_path / "model.pt")
     with pytest.raises(ModelError, match=r"r18 .*512"):
         initialize_backbone(build_backbone("r34"), tmp_path / "model.pt", None)
+
+
+@pytest.mark.parametrize("part", ["stem", "net", "backbone"])
+def test_a_network_of_ones_own_takes_the_weights_of_its_module(tmp_path, part):
+    modules = {part: nn.Conv2d(3, 4, 16), "flatten": nn.Flatten(), "fc": nn.Linear(4, 8)}
+    backbone = OwnNetwork(nn.Sequential(OrderedDict(modules)), embedding_size=8, image_size=16)
+    saved = {name: torch.full_like(value, 2.0) for name, value in backbone.network.state_dict().items()}
+    torch.save(saved, tmp_path / "my.pt")
+    if part == "backbone":  # as if the network were this part of another one
+        with pytest.raises(ModelError, match=r"my\.pt: .* missing .*; save .*f'network\.\{name\}': weight"):
+            initialize_backbone(backbone, tmp_path / "my.pt", None)
+        torch.save({f"network.{name}": weight for name, weight in saved.items()}, tmp_path / "my.pt")
+    initialize_backbone(backbone, tmp_path / "my.pt", None)
+    assert all(bool((value == 2).all()) for value in backbone.state_dict().values())
 
 
 def test_the_newest_checkpoint_of_a_run_that_is_gone_is_named(tmp_path):
