@@ -29,6 +29,8 @@ from facetrain.run.folder.accepted import Accepted
 from facetrain.run.folder.earlier import leave_after, missing_newest
 from facetrain.run.folder.environment import (
     ACCEPTED,
+    IDENTITIES,
+    IMAGES,
     describe_environment,
     environment_changes,
     recorded_environment,
@@ -219,6 +221,8 @@ def _open_folder(agreed: Agreed, state: TrainState) -> list[str]:
     """Write the files that describe the run to the folder of this disk; return what differs from before."""
     plan, folder, world, checkpoint = agreed.plan, agreed.folder, state.world, agreed.checkpoint
     environment = describe_environment(folder, world, plan.request.command_line, agreed.launchers)
+    source = agreed.data.source
+    environment |= {IDENTITIES: source.num_classes, IMAGES: source.num_images}
     environment["execution"] = state.describe_execution()
     environment["kernels"] = any(part.head.uses_kernels for part in head_parts(state.head))
     differences = list[str]()
@@ -226,7 +230,7 @@ def _open_folder(agreed: Agreed, state: TrainState) -> list[str]:
         differences += environment_changes(recorded_environment(folder), environment)
         differences += _leave_later_checkpoints(agreed, checkpoint.step)
         differences += describe_batch_change(
-            checkpoint, agreed.config, agreed.schedule, epoch_size(agreed.data.source), world.size
+            checkpoint, agreed.config, agreed.schedule, epoch_size(source), world.size
         )
         if world.is_leader and (mirror := agreed.mirror):
             # First: a process that still trains this run elsewhere must upload no more.

@@ -21,6 +21,8 @@ from facetrain.remote.address import without_secrets
 from facetrain.run.folder.run_files import ENVIRONMENT_FILE
 from facetrain.text import count_text
 
+IDENTITIES, IMAGES = "identities", "images"
+"""Entries of the file: numbers of the training data that the run has opened."""
 ACCEPTED = "accepted"
 """Entry of the file: changes with which the run has continued from its newest checkpoint."""
 _PACKAGES = ("facetrain", "torch", "torchvision", "numpy", "opencv-python-headless", "safetensors")

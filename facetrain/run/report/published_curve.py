@@ -15,6 +15,7 @@ from facetrain.config.loading import CONFIG_FILE, load_config, preset_configs
 from facetrain.config.presets import PRESET_FOLDER
 from facetrain.config.schema import Config
 from facetrain.errors import ConfigError
+from facetrain.run.folder.environment import IDENTITIES, IMAGES, recorded_environment
 
 _FILE = "published_curves.csv"
 """Table beside the presets: preset, fraction of the training, and the accuracy in percent on each set."""
@@ -72,11 +73,11 @@ class PublishedCurve:
 def published_curve_of(folder: Path, total_steps: int | None) -> PublishedCurve | None:
     """Return the published training with the recipe of a run folder, or None.
 
-    The recipe is the dataset, the network, the margin, the sample rate, the epochs and the warm-up. Stages and
-    `train.max_steps` change the learning rate over the run: a run that has them is not compared.
+    The recipe is the size of the dataset, the network, the margin, the sample rate, the epochs and the warm-up. Stages
+    and `train.max_steps` change the learning rate over the run: a run that has them is not compared.
 
     Args:
-        folder: run folder, whose config.yaml is read.
+        folder: run folder, whose config.yaml and environment.json are read.
         total_steps: steps of the whole run; None if they are not known yet.
     """
     try:
@@ -85,22 +86,27 @@ def published_curve_of(folder: Path, total_steps: int | None) -> PublishedCurve 
         return None
     if total_steps is None or config.train.stages or config.train.max_steps is not None:
         return None
-    for preset, (recipe, fractions, accuracies) in _published_runs().items():
-        if recipe == _recipe(config):
+    # Of the data that the run has opened: a config need not have the numbers, and `--data` removes them.
+    environment = recorded_environment(folder)
+    data = environment.get(IDENTITIES), environment.get(IMAGES)
+    for preset, (published_data, recipe, fractions, accuracies) in _published_runs().items():
+        if (published_data, recipe) == (data, _recipe(config)):
             return PublishedCurve(preset, fractions * total_steps, accuracies)
     return None
 
 
 def _recipe(config: Config) -> tuple[Any, ...]:
-    data, head, train = config.data, config.head, config.train
+    head, train = config.head, config.train
     margin = (head.margin.type, head.margin.m2, head.margin.m3, head.sample_rate)
     schedule = (train.epochs, config.optim.name, config.optim.warmup_epochs)
-    return data.num_classes, data.num_images, config.model.backbone, margin, schedule
+    return config.model.backbone, margin, schedule
 
 
 @cache
-def _published_runs() -> dict[str, tuple[tuple[Any, ...], np.ndarray, dict[str, np.ndarray]]]:
-    """Return recipe, fractions of the training and accuracies of the published trainings by preset."""
+def _published_runs() -> dict[
+    str, tuple[tuple[Any, ...], tuple[Any, ...], np.ndarray, dict[str, np.ndarray]]
+]:
+    """Return the published trainings by preset: numbers of the data, recipe, fractions of the training, accuracies."""
     rows: dict[str, list[dict[str, str]]] = {}
     with (PRESET_FOLDER / _FILE).open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(line for line in file if not line.startswith("#")):
@@ -111,5 +117,6 @@ def _published_runs() -> dict[str, tuple[tuple[Any, ...], np.ndarray, dict[str, 
             columns = {name: np.array([float(point[name]) for point in points]) for name in points[0]}
             fractions = columns.pop("fraction")
             accuracies = {name: percent / 100 for name, percent in columns.items()}
-            runs[preset] = (_recipe(config), fractions, accuracies)
+            data = config.data.num_classes, config.data.num_images
+            runs[preset] = (data, _recipe(config), fractions, accuracies)
     return runs

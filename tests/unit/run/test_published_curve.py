@@ -1,5 +1,6 @@
 """Comparison of a run with the published training of its preset."""
 
+import json
 import math
 
 import numpy as np
@@ -9,6 +10,7 @@ from facetrain.config.loading import build_config, dump_config, load_config
 from facetrain.run.folder.run_state import Start, train_recorded
 from facetrain.run.report.page import write_run_report
 from facetrain.run.report.published_curve import published_curve_of
+from facetrain.run.request import dataset_overrides
 from facetrain.run.summary import Ending, summarize
 from facetrain.telemetry.jsonl import JsonLines
 from tests.support.command import ROOT
@@ -17,9 +19,13 @@ TOTAL = 101_160
 PAIRS = {"lfw": 6000.0, "cfp_fp": 7000.0, "agedb_30": 6000.0}
 
 
-def run_folder(folder, preset="ms1mv3_r50", changes=(), records=()):
-    (folder / "config.yaml").write_text(dump_config(load_config(preset, list(changes))))
-    (folder / "environment.json").write_text("{}")
+def run_folder(folder, preset="ms1mv3_r50", changes=(), records=(), with_data=False):
+    config = load_config(preset, list(changes))
+    opened = {"identities": config.data.num_classes, "images": config.data.num_images}
+    if with_data:
+        config = load_config(preset, [*changes, *dataset_overrides("data/mine")])
+    (folder / "config.yaml").write_text(dump_config(config))
+    (folder / "environment.json").write_text(json.dumps(opened))
     lines = JsonLines(folder / "metrics.jsonl")
     for record in records:
         lines.write(record["step"], {name: value for name, value in record.items() if name != "step"})
@@ -34,8 +40,9 @@ def records_of(curve, step, lower_by=0.0):
         yield {"step": step, f"{name}/accuracy": accuracy - lower_by, f"{name}/pairs": pairs}
 
 
-def test_the_curve_of_a_preset_has_the_published_accuracies(tmp_path):
-    curve = published_curve_of(run_folder(tmp_path), TOTAL)
+@pytest.mark.parametrize("with_data", [False, True])
+def test_the_curve_of_a_preset_has_the_published_accuracies(tmp_path, with_data):
+    curve = published_curve_of(run_folder(tmp_path, with_data=with_data), TOTAL)
     assert curve.preset == "ms1mv3_r50"
     # arcface_torch's log of this training at steps 2,000, 10,000 and 100,000 of 101,160.
     for step, expected in (

@@ -89,6 +89,11 @@ def test_folder_and_checkpoints_of_a_run_have_its_id(runs):
         assert {Checkpoint.open(runs / name, step).meta["run_id"] for step in (2, 4)} == {run_id}
 
 
+def test_the_numbers_of_the_data_are_recorded_that_the_run_has_opened(runs):
+    environment = json.loads((runs / "a" / "environment.json").read_text())
+    assert (environment["identities"], environment["images"]) == (20, 120)
+
+
 def test_a_checkpoint_of_another_run_is_refused(runs, run):
     foreign = checkpoint(runs / "b", 4)
     replace(run, 4, foreign)
