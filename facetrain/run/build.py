@@ -96,7 +96,7 @@ class Parts(Agreed):
         return self.state.step >= self.schedule.total_steps or bool(self.early_stop)
 
     def close(self) -> None:
-        """Close the sinks, unless the run has closed them, and the log."""
+        """Close the sinks, unless they are closed, and the log."""
         if self.sinks:
             self.sinks.close()
         stop_logging(self.log)

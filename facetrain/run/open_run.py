@@ -53,7 +53,7 @@ class Run:
         return self.parts.state
 
     def close(self) -> None:
-        """End the reading processes, which would otherwise wait for requests, and close the outputs."""
+        """End the reading processes, which would otherwise wait for requests, and close the outputs but the sinks."""
         self.loader.close()
         self.outputs.close()
 

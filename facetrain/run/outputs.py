@@ -74,8 +74,8 @@ class RunOutputs:
             self.journal.sync()
 
     def close(self) -> None:
-        """Close all outputs but the log."""
-        for sink in (self.journal, self.console, self.sinks):
+        """Close all outputs but the log and the sinks, which may take long."""
+        for sink in (self.journal, self.console):
             if sink:
                 sink.close()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from facetrain.config.schema import Config
@@ -26,6 +26,7 @@ from facetrain.run.loop import fit
 from facetrain.run.lr_range_test import RangeTest
 from facetrain.run.open_run import Run, open_run
 from facetrain.run.request import TrainRequest
+from facetrain.telemetry.sink import CLOSE_S
 from facetrain.training.compile import compiler_settings_kept
 from facetrain.training.deterministic import deterministic_algorithms
 
@@ -51,7 +52,13 @@ def train(
     """
     began_at = time.perf_counter()
     grace_s()  # a wrong environment variable must be refused before there is a run folder
-    with assemble() as ranks, explain_failures(ranks, ARRIVAL_S), ranks.leaving_together(), Lease() as lease:
+    with (
+        assemble() as ranks,
+        explain_failures(ranks, ARRIVAL_S),
+        ranks.leaving_together(),
+        Lease() as lease,
+        ExitStack() as opened,
+    ):
         agreed, tests = agree(ranks, request, lease, pin), []
         on_folder(agreed.folder)
         with _joined(ranks, agreed.config) as world:
@@ -66,13 +73,18 @@ def train(
                 agreed = agree(ranks, request, lease, pin)
             if agreed.plan.is_over:
                 return end_again(agreed, world)
-            with closing(build(agreed, world, lease.require_lock, began_at)) as parts:
-                if world.is_leader:
-                    if not parts.plan.resumes:
-                        RangeTest.remove(parts.folder)
-                    for test in tests:
-                        test.write(parts.folder)
-                return _train(parts)
+            parts = build(agreed, world, lease.require_lock, began_at)
+            # When the ranks have left their group: no other one waits for the sinks of the leader.
+            opened.callback(parts.close)
+            if world.is_leader:
+                if not parts.plan.resumes:
+                    RangeTest.remove(parts.folder)
+                for test in tests:
+                    test.write(parts.folder)
+            exit_code = _train(parts)
+            if parts.sinks and not exit_code:
+                opened.callback(parts.sinks.close, CLOSE_S)
+            return exit_code
 
 
 @contextmanager

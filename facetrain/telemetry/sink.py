@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import suppress
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from queue import SimpleQueue
+from typing import Any, Protocol, TypeVar
 
 from facetrain.errors import ConfigError, FacetrainError
 from facetrain.files import error_reason
@@ -14,6 +17,12 @@ from facetrain.own_parts import line_of, load_part
 from facetrain.settings import OwnPart, imported
 from facetrain.telemetry.log import warn
 
+T = TypeVar("T")
+
+CLOSE_S = 60.0
+"""Seconds for the sinks of a run that has ended to send their last metrics."""
+_HURRIED_S = 10.0
+"""The same for a run that fails, or that a signal ends."""
 TENSORBOARD = "facetrain.telemetry.tensorboard:TensorBoard"
 SINKS = {
     "wandb": "facetrain.telemetry.weights_and_biases:WeightsAndBiases",
@@ -34,13 +43,62 @@ class LoggedRun:
 
 
 class Sink(Protocol):
-    """Destination of metrics. Only the leader of a run has sinks; they may raise any exception."""
+    """Destination of metrics. Only the leader of a run has sinks; they may raise any exception.
+
+    Each is built and called in a thread of its own. The run waits for it, at the end up to `CLOSE_S`.
+    """
 
     def write(self, step: int, values: dict[str, Any]) -> None:
         """Take numbers of a step by their names in metrics.jsonl; several calls may have one step."""
 
     def close(self) -> None:
         """Wait until all metrics are written."""
+
+
+class _Client:
+    """A sink in its thread: several libraries are to be closed by the thread that has opened them.
+
+    The thread is a daemon: a sink that waits for a server which is gone does not hold up the end of the process.
+    """
+
+    def __init__(self, name: str, build: Callable[[], Sink]) -> None:
+        self.name, self.is_given_up = name, False
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name=f"sink {name}", daemon=True)
+        self._thread.start()
+        try:
+            self._sink = self._begin(build).result()
+        except BaseException:
+            self._calls.put(None)
+            raise
+
+    def write(self, step: int, values: dict[str, Any]) -> None:
+        """Write numbers of a step; raise what the sink raises."""
+        self._begin(lambda: self._sink.write(step, values)).result()
+
+    def begin_close(self) -> Future[None]:
+        """Begin to close the sink, after which its thread ends."""
+        closing = self._begin(self._sink.close)
+        self._calls.put(None)
+        return closing
+
+    def ends_within(self, limit_s: float) -> bool:
+        """Wait for the end of the thread up to a time; return whether it has ended."""
+        self._thread.join(max(limit_s, 0.0))
+        return not self._thread.is_alive()
+
+    def _begin(self, call: Callable[[], T]) -> Future[T]:
+        outcome: Future[T] = Future()
+        self._calls.put((outcome, call))
+        return outcome
+
+    def _serve(self) -> None:
+        while entry := self._calls.get():
+            outcome, call = entry
+            try:
+                outcome.set_result(call())
+            except BaseException as error:  # the thread that waits raises it
+                outcome.set_exception(error)
 
 
 class Sinks:
@@ -53,8 +111,7 @@ class Sinks:
             UsageError: an optional package is missing, or a part of the user may not run, cannot be imported, or does
                 not take its options.
         """
-        self._sinks: list[tuple[str, Sink]] = []
-        self._given_up: list[Sink] = []
+        self._clients: list[_Client] = []
         self.faults: list[str] = []
         """Why sinks could not be opened, a line each."""
         try:
@@ -69,7 +126,7 @@ class Sinks:
         place = TENSORBOARD if name == "tensorboard" else SINKS.get(name)
         part = imported(place) if place else load_part(name, "log.sinks")
         try:
-            self._sinks.append((name, part(run, **options)))
+            self._clients.append(_Client(name, lambda: part(run, **options)))
         except FacetrainError:
             raise
         except Exception as error:  # a server that does not answer must not end a run that restarts
@@ -81,33 +138,37 @@ class Sinks:
 
     def write(self, step: int, values: dict[str, Any]) -> None:
         """Write numbers of a step to every sink."""
-        for entry in list(self._sinks):
+        for client in self._clients:
             try:
-                entry[1].write(step, values)
+                if not client.is_given_up:
+                    client.write(step, values)
             except Exception as error:
-                _warn_of_failed(entry[0], error)
-                self._sinks.remove(entry)
-                self._given_up.append(entry[1])  # closed at the end: that may take long, and the run goes on
+                _warn_of_failed(client.name, error)
+                client.is_given_up = True  # closed at the end: that may take long, and the run goes on
 
-    def close(self) -> None:
-        """Close every open sink, also those that were given up: they may have files, threads and processes."""
-        while self._sinks:
-            name, sink = self._sinks.pop(0)
-            try:
-                sink.close()
-            except Exception as error:
-                _warn_of_failed(name, error)
-        # Last: one that waits for a server that is gone must not hold up the metrics of the others.
-        while self._given_up:
-            with suppress(Exception):
-                self._given_up.pop(0).close()
+    def close(self, limit_s: float = _HURRIED_S) -> None:
+        """Close every open sink, also those that were given up: they may have files, threads and processes.
+
+        Wait for so many seconds at most, for all together: a server may be gone.
+        """
+        deadline = time.monotonic() + limit_s
+        closing = [(client, client.begin_close()) for client in self._clients]
+        self._clients = []
+        for client, outcome in closing:
+            if not client.ends_within(deadline - time.monotonic()):
+                warn(
+                    f"log.sinks: {client.name} has not ended within {limit_s:g} s, and may lack the last metrics, "
+                    "which metrics.jsonl has"
+                )
+            elif (error := outcome.exception()) and not client.is_given_up:
+                _warn_of_failed(client.name, error)
 
 
-def _warn_of_failed(sink: str, error: Exception) -> None:
+def _warn_of_failed(sink: str, error: BaseException) -> None:
     warn(f"log.sinks: {sink} failed ({_reason(error)}); it gets no more metrics until a resume")
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     """Return why a sink failed: of code of one's own with its line, because no traceback is printed."""
     reason, line = error_reason(error), line_of(error)
     return f"{line}: {type(error).__name__}: {reason}" if line else reason

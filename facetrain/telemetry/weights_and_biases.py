@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from facetrain.errors import UsageError, missing_package
-from facetrain.telemetry.sink import LoggedRun
+from facetrain.telemetry.sink import CLOSE_S, LoggedRun
+
+_FINISH_S = CLOSE_S - 10.0
+"""Seconds for the upload of the last metrics. Less than the run waits: W&B says what to do."""
 
 
 class WeightsAndBiases:
@@ -29,7 +32,8 @@ class WeightsAndBiases:
                 dir=str(run.folder),
                 config=run.config,
                 resume="allow",
-                settings=wandb.Settings(console="off"),  # the console of the run stays what it is
+                # The console of the run stays what it is. By default, the process would wait without end at its end.
+                settings=wandb.Settings(console="off", finish_timeout=_FINISH_S),
             )
         # Not CommError, the class above: a server that does not answer must not end a run that restarts.
         except (wandb.errors.UsageError, wandb.errors.AuthenticationError) as error:

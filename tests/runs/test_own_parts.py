@@ -61,13 +61,13 @@ class Net(torch.nn.Module):
 
 class Lines:
     def __init__(self, run, name="lines.txt"):
-        self.file = open(run.folder / name, "a")
+        self.folder, self.file = run.folder, open(run.folder / name, "a")
 
     def write(self, step, values):
         print(json.dumps([step, values]), file=self.file)
 
     def close(self):
-        print("closed", file=self.file)
+        print("closed", *(path.name for path in self.folder.glob("*.safetensors")), file=self.file)
         self.file.close()
 """
 OWN = [
@@ -115,7 +115,9 @@ def test_own_parts_train_resume_bit_for_bit_and_run_for_others_only_if_they_are_
     train = ["train", "--config", describe(steps=6), *options([*OWN, "model.options.drop=0.3"])]
     checked(facetrain(*train, "--run-dir", home / "run", cwd=home))
     expected = (home / "run" / "model.safetensors").read_bytes()
-    step, values = json.loads((home / "run" / "lines.txt").read_text().splitlines()[0])
+    lines = (home / "run" / "lines.txt").read_text().splitlines()
+    assert lines[-1] == "closed model.safetensors", "a sink may wait without end"
+    step, values = json.loads(lines[0])
     assert values.items() <= read_jsonl(home / "run" / "metrics.jsonl")[0].items() and step == 0
     assert (home / "run" / "more.txt").exists()
     assert Checkpoint.open(home / "run").meta["code"].keys() == {

@@ -13,7 +13,7 @@ import pytest
 from facetrain.errors import ConfigError, UsageError
 from facetrain.settings import OwnPart
 from facetrain.telemetry.log import log_to, logger, stop_logging
-from facetrain.telemetry.sink import LoggedRun, Sinks
+from facetrain.telemetry.sink import CLOSE_S, LoggedRun, Sinks
 from tests.support.command import environment
 from tests.support.events import read_events
 from tests.support.faults import full, small_disk
@@ -96,7 +96,7 @@ def test_wandb_keeps_the_numbers_of_a_run_that_has_gone_back(tmp_path, monkeypat
     # As to the server, where a resume continues the same run of W&B.
     for step, loss in ((8, 0.125), (3, 0.375), (9, 0.625)):
         sinks.write(step, {"loss": loss})
-    sinks.close()
+    sinks.close(CLOSE_S)
     (path,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
     assert numbers(history(path), "loss") == [(8, 0.125), (3, 0.375), (9, 0.625)]
 
@@ -132,7 +132,7 @@ def test_a_sink_that_cannot_be_opened_is_given_up_and_wrong_options_are_refused(
     assert OwnSink.closed == 1, "the one that was open"
 
 
-def test_sinks_that_were_given_up_are_closed_once_and_after_the_others(tmp_path, monkeypatch, capfd):
+def test_sinks_that_were_given_up_are_closed_once(tmp_path, monkeypatch, capfd):
     closed = []
 
     class FailingSink:
@@ -159,8 +159,52 @@ def test_sinks_that_were_given_up_are_closed_once_and_after_the_others(tmp_path,
     sinks.write(1, {"loss": 1.0})
     sinks.close()
     sinks.close()
-    assert closed == ["close", "never", "write", "write"]
+    assert sorted(closed) == ["close", "never", "write", "write"]
     assert capfd.readouterr().err.count("own:Sink failed") == 1
+
+
+def test_a_sink_whose_server_is_gone_holds_up_neither_the_others_nor_the_end_of_the_run(
+    tmp_path, monkeypatch, capfd
+):
+    server, closed, threads = threading.Event(), threading.Event(), []
+
+    class WaitingSink:
+        def __init__(self, run, waits=False):
+            self.waits = waits
+            threads.append(threading.current_thread())
+
+        def write(self, step, values):
+            assert threading.current_thread() in threads, (
+                "some clients are bound to the thread that opened them"
+            )
+
+        def close(self):
+            self.write(0, {})
+            if self.waits:
+                server.wait()
+            else:
+                closed.set()
+
+    monkeypatch.setattr("facetrain.telemetry.sink.load_part", lambda place, key: WaitingSink)
+    own = [OwnPart(type="own:Gone", options={"waits": True}), OwnPart(type="own:Sink")]
+    sinks = Sinks(own, logged(tmp_path))
+    sinks.write(1, {"loss": 1.0})
+    sinks.close(limit_s=0.0)
+    assert closed.wait(60)
+    late = "warning: log.sinks: own:Gone has not ended within 0 s, and may lack the last metrics"
+    assert late in capfd.readouterr().err
+    server.set()
+    for thread in threads:
+        thread.join()
+
+
+def test_wandb_gives_up_the_upload_of_the_last_metrics_before_the_run_does(tmp_path, monkeypatch):
+    # It waits once more when the process ends.
+    wandb, settings = Mock(), []
+    wandb.Settings = lambda **given: settings.append(given)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    Sinks(["wandb"], logged(tmp_path)).close(CLOSE_S)
+    assert 0 < settings[0]["finish_timeout"] < CLOSE_S
 
 
 class RefusedSink(OwnSink):
@@ -187,7 +231,7 @@ sinks = Sinks(["wandb"], LoggedRun(Path(sys.argv[1]), "a1b2c3", {"optim": {"lr":
 for step in steps:
     sinks.write(step, {"loss": float(step)})
     sinks.write(step, {"lfw/accuracy": 0.5})
-sinks.close()
+sinks.close(60)
 """
 
 
