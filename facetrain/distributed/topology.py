@@ -104,17 +104,26 @@ def unusable_gpus(reason: str, cpu_setting: str) -> str:
     )
 
 
-def _processes(nproc_per_node: str, device: str) -> int:
-    # Without a GPU driver the answer is known, and the import of torch, which takes seconds, is saved.
-    if nproc_per_node == "auto":
-        if device == "cpu" or not has_gpu_driver():
-            return 1
-        silence_torch_logs()
-        import torch
+def processes_of_host(device: str) -> int:
+    """Return the processes of a run on this host if no option gives their number: one for each GPU, or one.
 
-        if reason := gpu_failure():
-            raise UsageError(unusable_gpus(reason, "--set train.device=cpu"))
-        return max(torch.cuda.device_count(), 1)
+    Raises:
+        UsageError: torch cannot use the GPUs.
+    """
+    # Without a GPU driver the answer is known, and the import of torch, which takes seconds, is saved.
+    if device == "cpu" or not has_gpu_driver():
+        return 1
+    silence_torch_logs()
+    import torch
+
+    if reason := gpu_failure():
+        raise UsageError(unusable_gpus(reason, "--set train.device=cpu"))
+    return max(torch.cuda.device_count(), 1)
+
+
+def _processes(nproc_per_node: str, device: str) -> int:
+    if nproc_per_node == "auto":
+        return processes_of_host(device)
     if not re.fullmatch("[0-9]{1,9}", nproc_per_node) or int(nproc_per_node) == 0:
         raise UsageError(f"--nproc-per-node {nproc_per_node}: give a number of processes, or auto")
     return int(nproc_per_node)

@@ -13,7 +13,8 @@ from facetrain.data.dataset import FaceDataset, image_landmarks
 from facetrain.data.label_problems import count_images, find_label_problem
 from facetrain.data.loading.sampler import epoch_size
 from facetrain.data.mixture import parts_of
-from facetrain.distributed import collectives
+from facetrain.distributed.process_lifetime import launched_by_torchrun
+from facetrain.distributed.topology import processes_of_host
 from facetrain.distributed.world import World
 from facetrain.doctor.check_result import CheckResult, errors_as_failures, passed, warned_if, warning
 from facetrain.doctor.image_sample import draw_sample
@@ -40,25 +41,32 @@ def examine(
     The first rank of each machine checks the machine, the leader checks the data of the config (if there is one), and
     all ranks check the network.
 
+    Without a launcher, the batch is that of as many processes as `facetrain train` starts on this machine.
+
     Args:
         world: ranks that take part.
         config: config of a run; None for the machine alone.
         chosen_without: for a dataset without a config, whose settings a run chooses: the keys that the command sets.
     """
     results: list[CheckResult] = []
+    local_size, size = world.local_size, world.size
+    if not launched_by_torchrun():
+        local_size = size = processes_of_host(config.train.device if config else "auto")
     if world.local_rank == 0:
         with errors_as_failures(results, "machine"):
             precision = config.train.precision if config else "auto"
-            results += check_machine(world.local_size, world.host_cores, precision)
+            results += check_machine(local_size, world.host_cores, precision)
     # On every rank: it is a collective.
     with errors_as_failures(results, "network"):
         results.append(check_network(world.device))
     if world.is_leader and config:
-        _examine_data(results, config, chosen_without)
+        _examine_data(results, config, size, chosen_without)
     return results
 
 
-def _examine_data(results: list[CheckResult], config: Config, chosen_without: frozenset[str] | None) -> None:
+def _examine_data(
+    results: list[CheckResult], config: Config, world_size: int, chosen_without: frozenset[str] | None
+) -> None:
     """Check training set, verification sets and a sample of the images of each; add to the results."""
     source: FaceDataset | None = None
     sets: list[PairSet] = []
@@ -67,8 +75,8 @@ def _examine_data(results: list[CheckResult], config: Config, chosen_without: fr
         results += check_dataset(config, source)
     if source is not None:
         with errors_as_failures(results, "batch"):
-            results += check_settings(config, source, chosen_without)
-            schedule_steps(config, epoch_size(source), collectives.world_size())
+            results += check_settings(config, source, world_size, chosen_without)
+            schedule_steps(config, epoch_size(source), world_size)
     with errors_as_failures(results, "verification sets"):
         addresses = [each for each in config.eval.targets if address_of_set(each, config.eval_dir)]
         local = [each for each in config.eval.targets if each not in addresses]
@@ -115,13 +123,13 @@ def check_dataset(config: Config, source: FaceDataset) -> Iterator[CheckResult]:
 
 
 def check_settings(
-    config: Config, source: FaceDataset, chosen_without: frozenset[str] | None
+    config: Config, source: FaceDataset, world_size: int, chosen_without: frozenset[str] | None
 ) -> Iterator[CheckResult]:
     """State the settings that a run chooses for the dataset, and compare the others of its config with them.
 
-    `chosen_without`: see `examine`.
+    `world_size` is the number of processes of the run; for `chosen_without` see `examine`.
     """
-    facts = gather_facts(config, source, collectives.world_size())
+    facts = gather_facts(config, source, world_size)
     chosen = keys_to_choose(config, chosen_without)
     for each in suited_settings(facts):
         if each.key in chosen:

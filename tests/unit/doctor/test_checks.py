@@ -60,6 +60,19 @@ def test_a_batch_larger_than_the_dataset_is_a_failure(tmp_path):
     assert result.status == "failure" and "4 images, fewer than one global batch of 128" in result.message
 
 
+@pytest.mark.parametrize(("batch_size", "status"), [(4, None), (8, "failure")])
+def test_the_batch_is_that_of_as_many_processes_as_a_run_starts(tmp_path, monkeypatch, batch_size, status):
+    monkeypatch.setattr("facetrain.doctor.examine.processes_of_host", lambda device: 8)
+    data = {"train": str(write_records(tmp_path, [n % 4 for n in range(40)], size=16)), "image_size": 16}
+    # As published for 32 images per step.
+    values = {"train": {"batch_size": batch_size}, "optim": {"lr": 0.005}, "eval": {"targets": []}}
+    world = World(rank=0, local_rank=0, size=1, local_size=1, device=torch.device("cpu"), host_cores=2)
+    found = {each.check: each for each in examine(world, build_config({"data": data, **values}, "test"))}
+    assert found["host"].status == "warning" and found["host"].message.endswith("for 8 processes")
+    assert "optim.lr" not in found
+    assert (found["batch"].status if "batch" in found else None) == status
+
+
 def test_the_images_of_an_epoch_of_a_mixture_are_compared_with_the_batch(tmp_path):
     write_records(tmp_path / "a", [0, 1] * 65, size=16)
     for weight, status in ((1, "ok"), (0.5, "failure")):

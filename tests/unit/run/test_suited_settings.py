@@ -71,7 +71,7 @@ def test_train_and_doctor_take_the_same_settings_for_a_dataset_alone(
             assert any(line == f"{key}: {stated[key].message}" for line in plan.chosen)
             if key != "optim.lr":
                 assert value(plan.config, key) == default
-    assert not list(check_settings(plan.config, open_dataset(data), None)) or "optim.lr=0.5" in settings
+    assert not list(check_settings(plan.config, open_dataset(data), 1, None)) or "optim.lr=0.5" in settings
 
 
 @pytest.mark.parametrize(("has_bfloat16", "expected"), [(True, "bf16"), (False, "fp32")])
@@ -132,7 +132,9 @@ def test_a_number_format_that_the_cpu_emulates_is_a_warning(
     source = open_dataset(write_records(tmp_path, [0, 1], size=16))
     values = {"data": {"train": str(tmp_path)}, "train": {"precision": precision}, "optim": {"lr": 0.02}}
     config = build_config(values, "test")
-    assert [result.check for result in check_settings(config, source, None)] == ["train.precision"] * is_slow
+    assert [result.check for result in check_settings(config, source, 1, None)] == [
+        "train.precision"
+    ] * is_slow
     warned = list(_check_precision(config, suited.gather_facts(config, source, 1)))
     assert len(warned) == is_slow
 
@@ -150,7 +152,7 @@ def test_a_number_format_that_the_cpu_emulates_is_a_warning(
 def test_a_rate_far_from_the_published_one_is_a_warning(tmp_path, lr, more, found):
     source = open_dataset(write_records(tmp_path, [0, 1], size=16))
     values = {"data": {"train": str(tmp_path)}, "train": {"precision": "fp32"}, "optim": {"lr": lr, **more}}
-    checks = [result.check for result in check_settings(build_config(values, "test"), source, None)]
+    checks = [result.check for result in check_settings(build_config(values, "test"), source, 1, None)]
     assert checks == ["optim.lr"] * found
 
 
@@ -161,7 +163,7 @@ def test_doctor_compares_what_the_command_sets_for_a_dataset_alone(tmp_path, mon
     asked = asked_config(TrainRequest(overrides=overrides, own_data=True))
     found = {
         result.check: result.status
-        for result in check_settings(asked.config, open_dataset(data), asked.set_keys)
+        for result in check_settings(asked.config, open_dataset(data), 1, asked.set_keys)
     }
     assert found == {"model.backbone": "ok", "optim.lr": "warning", "train.precision": "warning"}
 
