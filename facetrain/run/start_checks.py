@@ -60,6 +60,9 @@ def check_start(
         RunError: the disk cannot hold a checkpoint, or cannot rename a folder.
     """
     facts = gather_facts(config, source, state.world.size)
+    # A rate is settled that was measured, with which the run has begun, or that is reported by a check of its own.
+    is_settled = state.resumed or config.optim.lr > HIGHEST_LR[config.optim.name]
+    settled = measured | ({"optim.lr"} if is_settled else set())
     # Those of later steps are put aside, and stay.
     held = sum(step <= state.step for step in complete_steps(folder / CHECKPOINTS))
     warnings = [
@@ -72,7 +75,7 @@ def check_start(
         *_check_schedule(config, schedule),
         # A run that continues may have measured its batch when it began.
         *_check_effects(config, scaled=state.resumed or not measured.isdisjoint(CHOSEN_KEYS["batch"])),
-        *_check_precision(config, facts),
+        *_check_suited(config, facts, settled),
         *_check_lengths(state),
         *check_free_space(
             config, folder, checkpoint_bytes(config, state), schedule.total_steps - state.step, held=held
@@ -180,10 +183,11 @@ def _check_effects(config: Config, *, scaled: bool) -> Iterator[str]:
             yield f"{section}.{name}: {json.dumps(value)} has no effect without {condition}"
 
 
-def _check_precision(config: Config, facts: RunFacts) -> Iterator[str]:
+def _check_suited(config: Config, facts: RunFacts, settled: Set[str]) -> Iterator[str]:
+    """Yield what costs the run much of its speed or its accuracy, but for the keys that are settled."""
     for suited, fault in unsuited_settings(config, facts):
-        if suited.key == "train.precision":
-            yield f"train.precision: {fault}; set it to {suited.value}"
+        if suited.key not in settled:
+            yield f"{suited.key}: {fault}; set it to {suited.value}: {suited.reason}"
 
 
 def _check_lengths(state: TrainState) -> Iterator[str]:

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from facetrain.config.loading import is_set, with_values
+from facetrain.config.loading import is_set, preset_configs, with_values
+from facetrain.config.presets import presets
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
 from facetrain.device.capability import cpu_multiplies_bfloat16, multiplies_bfloat16
@@ -35,7 +36,8 @@ _SGD_BATCHES, _SGD_RATES = (128, 1024, 4096), (0.02, 0.1, 0.4)
 _ADAMW_RATE = 0.001
 """arcface_torch's rate of its ViTs."""
 _MOST_FACTOR = 3.0
-"""Factor between a rate and the published one. Published configs are within a factor of 2."""
+"""Factor between a rate and the one that is published for its batch. Most presets are within a factor of 2; the others
+are known by `_is_published`."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,21 @@ def unsuited_settings(config: Config, facts: RunFacts) -> Iterator[tuple[Suited,
         # Trained weights and Muon take other rates than those that are published for SGD and random weights.
         elif suited.key == "optim.lr" and not (config.model.init_from or config.optim.muon):
             rate, published = config.optim.lr, float(suited.value)
-            if max(rate / published, published / rate) > _MOST_FACTOR:
+            is_far = max(rate / published, published / rate) > _MOST_FACTOR
+            if is_far and not _is_published(config, facts.batch):
                 side = "above" if rate > published else "below"
                 yield suited, f"a rate of {rate:g} is far {side} the published {published:g}"
+
+
+def _is_published(config: Config, batch: int) -> bool:
+    """Return whether a preset on its number of GPUs has this rate for a batch, with the network and the epochs."""
+    return any(
+        preset.gpus
+        and _rate_key(published) == _rate_key(config)
+        and global_batch_size(published, preset.gpus) == batch
+        for preset, published in zip(presets(), preset_configs().values(), strict=True)
+    )
+
+
+def _rate_key(config: Config) -> tuple[str, float, str, int]:
+    return config.optim.name, config.optim.lr, config.model.backbone, config.train.epochs

@@ -8,7 +8,8 @@ import torch
 import yaml
 
 from facetrain.cli.usual_settings import UsualSettings
-from facetrain.config.loading import build_config, override_keys
+from facetrain.config.loading import build_config, override_keys, preset_configs
+from facetrain.config.presets import presets
 from facetrain.data.open_dataset import open_dataset
 from facetrain.device import capability
 from facetrain.distributed.ranks import Ranks
@@ -19,8 +20,9 @@ from facetrain.run import suited_settings as suited
 from facetrain.run.agree import agree
 from facetrain.run.asked_config import asked_config
 from facetrain.run.folder.lease import Lease
+from facetrain.run.parts.step_schedule import global_batch_size
 from facetrain.run.request import TrainRequest
-from facetrain.run.start_checks import _check_precision
+from facetrain.run.start_checks import _check_suited
 from tests.support.command import ROOT
 from tests.support.datasets import write_records
 
@@ -135,8 +137,8 @@ def test_a_number_format_that_the_cpu_emulates_is_a_warning(
     assert [result.check for result in check_settings(config, source, 1, None)] == [
         "train.precision"
     ] * is_slow
-    warned = list(_check_precision(config, suited.gather_facts(config, source, 1)))
-    assert len(warned) == is_slow
+    warned = list(_check_suited(config, suited.gather_facts(config, source, 1), set()))
+    assert [line.partition(":")[0] for line in warned] == ["train.precision"] * is_slow
 
 
 @pytest.mark.parametrize(
@@ -152,8 +154,29 @@ def test_a_number_format_that_the_cpu_emulates_is_a_warning(
 def test_a_rate_far_from_the_published_one_is_a_warning(tmp_path, lr, more, found):
     source = open_dataset(write_records(tmp_path, [0, 1], size=16))
     values = {"data": {"train": str(tmp_path)}, "train": {"precision": "fp32"}, "optim": {"lr": lr, **more}}
-    checks = [result.check for result in check_settings(build_config(values, "test"), source, 1, None)]
+    config = build_config(values, "test")
+    checks = [result.check for result in check_settings(config, source, 1, None)]
     assert checks == ["optim.lr"] * found
+    facts = suited.gather_facts(config, source, 1)
+    assert len(list(_check_suited(config, facts, set()))) == found, "a run reports it, too"
+    assert not list(_check_suited(config, facts, {"optim.lr"}))
+
+
+def test_a_preset_on_its_number_of_gpus_has_a_published_rate_and_on_another_one_may_not():
+    for preset, config in zip(presets(), preset_configs().values(), strict=True):
+        assert not rates_far_from_the_published(config, preset.gpus or 1), preset.name
+    configs = preset_configs()
+    for name in ("ms1mv3_r50", "ms1mv3_mbf", "glint360k_r100"):
+        (line,) = rates_far_from_the_published(configs[name], 1)
+        assert line.endswith("set it to 0.02: for 128 images per step, by the published rates of SGD")
+    for processes in (1, 2, 4):
+        assert not rates_far_from_the_published(configs["quickstart"], processes)
+
+
+def rates_far_from_the_published(config, processes):
+    batch = global_batch_size(config, processes)
+    facts = suited.RunFacts(9000, 500_000, batch, config.optim.name, has_gpu=True, has_bfloat16=True)
+    return list(_check_suited(config, facts, set()))
 
 
 def test_doctor_compares_what_the_command_sets_for_a_dataset_alone(tmp_path, monkeypatch):
