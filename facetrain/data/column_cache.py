@@ -25,7 +25,7 @@ import numpy as np
 from facetrain.data.shared_array import SharedArray, SharedFile
 from facetrain.distributed.user_environment import user_cache_folder
 from facetrain.errors import DataError
-from facetrain.files import error_reason, locked, parse_json, replacing, stamp_of
+from facetrain.files import error_reason, locked, open_regular, parse_json, replacing, stamp_of
 
 _VERSION = 9
 """Raised when a reader finds other labels or places in the same files."""
@@ -232,7 +232,7 @@ def _open(path: Path, stamp: str) -> Columns:
     Raises:
         ValueError: it is of another version, of other inputs, or damaged.
     """
-    with path.open("rb") as file:
+    with open(path, "rb", opener=open_regular) as file:
         header = parse_json(file.read(_HEADER_BYTES).decode())
         if header["version"] != _VERSION or header["stamp"] != stamp:
             raise ValueError("a cache file of another version, or of other inputs")

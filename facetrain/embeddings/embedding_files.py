@@ -8,6 +8,7 @@ These are ordinary file reads: mapped memory would end the process if the file s
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from facetrain.embeddings.embedding_npz import open_npz, write_npz
 from facetrain.embeddings.embedding_parquet import open_parquet, write_parquet
 from facetrain.embeddings.streamed_rows import Columns
 from facetrain.errors import DataError
-from facetrain.files import error_reason, new_file
+from facetrain.files import error_reason, new_file, open_regular
 from facetrain.telemetry.log import warn
 
 SUFFIXES = (".npz", ".parquet")
@@ -137,6 +138,7 @@ def open_embeddings(path: Path) -> Embeddings:
     """
     open_columns = open_npz if path.suffix == ".npz" else open_parquet
     with _damage_as_error(path):
+        os.close(open_regular(path))  # zipfile would wait for the writer of a pipe
         embedding, name, label, quality, model, flip = open_columns(path)
     fits = len(embedding.shape) == 2 and (len(name),) == label.shape == embedding.shape[:1]
     if not fits or embedding.dtype.kind not in "fiu":

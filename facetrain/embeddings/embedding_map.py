@@ -8,6 +8,7 @@ The map is linear with a constant, learned by ridge regression on images that bo
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from facetrain.embeddings.model_fingerprint import is_same_model
 from facetrain.embeddings.normalization import l2_normalize
 from facetrain.embeddings.streamed_rows import require_fitting
 from facetrain.errors import DataError
-from facetrain.files import error_reason, new_file, os_errors_as
+from facetrain.files import error_reason, new_file, open_regular, os_errors_as
 
 _PENALTIES = 10.0 ** np.arange(-4, 4)
 """Penalties of the ridge regression, of which leave-one-out errors choose one."""
@@ -111,6 +112,7 @@ def open_map(path: Path) -> EmbeddingMap:
     """
     try:
         with os_errors_as(DataError, path):
+            os.close(open_regular(path))  # zipfile would wait for the writer of a pipe
             arrays = [NpzArray.find(path, name) for name in _ARRAYS]
             require_fitting(path, sum(array.size for array in arrays))
             weight, bias, old, new = (array.read().astype(np.float32) for array in arrays)

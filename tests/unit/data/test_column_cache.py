@@ -186,6 +186,13 @@ def test_damaged_columns_are_not_used(tmp_path):
     assert load(tmp_path / "a.catalog") is None
 
 
+def test_a_pipe_in_place_of_a_cache_file_is_replaced(tmp_path):
+    os.mkfifo(tmp_path / "a.catalog")
+    assert load(tmp_path / "a.catalog") is None
+    assert save(tmp_path / "a.catalog").path == tmp_path / "a.catalog"
+    assert load(tmp_path / "a.catalog")
+
+
 def columns_of_four_threads(path, build):
     """Return the columns of four threads, which stand for processes, and ask for them at once."""
     start = threading.Barrier(4)

@@ -7,6 +7,8 @@ import pytest
 from facetrain.data.formats.bin import read_bin
 from facetrain.data.mixture import read_identities
 from facetrain.data.npy_file import map_npy
+from facetrain.embeddings.embedding_files import open_embeddings
+from facetrain.embeddings.embedding_map import open_map
 from facetrain.embeddings.image_inputs import read_image_file
 from facetrain.errors import DataError
 
@@ -14,8 +16,10 @@ PLACEMENTS = {"pipe": os.mkfifo, "folder": os.mkdir, "loop": lambda path: os.sym
 
 
 @pytest.mark.parametrize("kind", PLACEMENTS)
-@pytest.mark.parametrize("read", [read_bin, read_image_file, lambda path: read_identities(path, 1)])
-def test_a_set_list_or_image_that_is_something_else_than_a_file_is_refused(tmp_path, kind, read):
+@pytest.mark.parametrize(
+    "read", [read_bin, read_image_file, lambda path: read_identities(path, 1), open_embeddings, open_map]
+)
+def test_a_file_of_a_user_that_is_something_else_than_a_file_is_refused(tmp_path, kind, read):
     PLACEMENTS[kind](tmp_path / "a.bin")
     with pytest.raises(DataError, match="not a regular file|Too many levels"):
         read(tmp_path / "a.bin")
