@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from facetrain.data.formats.names import DATASET_SUFFIXES
 from facetrain.remote.address import without_version
@@ -20,6 +22,8 @@ from facetrain.settings import (
 
 CACHE_BYTES = 16 << 30
 """Size of the cache of `s3://` and `gs://` datasets, unless another one is chosen."""
+_MOST_CLASSES = 1 << 40
+"""More than any mixture has. The bytes of so many class centers are still a number of 64 bits."""
 SET_SUFFIXES = (".bin", ".xz")
 """Suffixes of the files of verification sets."""
 
@@ -88,7 +92,7 @@ class DataSettings(Settings):
     """Largest size of these parts. `shuffle: blocks` needs two windows of 131,072 images each."""
     image_size: ImageSize = 112
     """Width and height of the network input, in pixels."""
-    num_classes: Positive | None = None
+    num_classes: Annotated[int, Field(gt=0, le=_MOST_CLASSES)] | None = None
     """Expected number of identities; a run with other data is refused. null: no check. If a
     number is given, most labels may have no images."""
     num_images: Positive | None = None

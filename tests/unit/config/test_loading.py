@@ -113,6 +113,10 @@ def test_an_invalid_file_gives_one_line_that_names_the_place(tmp_path, text, mes
             ["optim.warmup_epochs", "train.timeout_s"],
         ),
         ("optim: {betas: [0.9]}", ["optim.betas[1]"]),
+        (
+            "data: {train: x, num_classes: 99999999999999999}",
+            ["data.num_classes", "less than or equal to 1099511627776"],
+        ),
         # An empty text is neither a path nor null.
         ('model: {init_from: "", lora: {rank: 2}}', ["model.init_from", '""']),
         ('data: {train: "", cache: ""}', ["data.train", "data.cache", '""']),
