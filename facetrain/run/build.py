@@ -35,7 +35,7 @@ from facetrain.run.folder.environment import (
     environment_changes,
     recorded_environment,
 )
-from facetrain.run.folder.run_files import LOG_FILE, write_run_files
+from facetrain.run.folder.run_files import log_of_host, write_run_files
 from facetrain.run.outputs import open_sinks
 from facetrain.run.parts.loader import build_augment, count_workers
 from facetrain.run.parts.state import build_state, check_precision, read_identities
@@ -57,7 +57,7 @@ class Parts(Agreed):
     """Network for training steps, in DDP if there are several ranks."""
     augment: Augment
     log: LogFile
-    """log.txt, as this process writes it."""
+    """Log of this host, as this process writes it."""
     sinks: Sinks | None
     """Sinks of the run; only on the leader."""
     check_lock: Callable[[], None]
@@ -182,7 +182,7 @@ def _begin_in_folder(agreed: Agreed, state: TrainState) -> tuple[Sinks | None, L
                 warnings += _open_folder(agreed, state)
         # Not earlier: on the other hosts of a refused resume, the folder must remain unchanged too.
         write_collectives_to(agreed.folder)
-        log = log_to(agreed.folder / LOG_FILE, world.rank)
+        log = log_to(agreed.folder / log_of_host(world.rank - world.local_rank), world.rank)
     except BaseException:
         if sinks:
             sinks.close()

@@ -1,4 +1,4 @@
-"""Log file of a run: log.txt. All ranks of a host append to the same file."""
+"""Log file of a run. All ranks of a host append to the same file, and those of other hosts to others."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """One run on two hosts: the network between them is cut and repaired, and one of them is lost and returns."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -102,3 +103,5 @@ def test_two_hosts_train_where_the_name_of_each_leads_to_its_loopback_interface(
         outputs = [agent.communicate(timeout=120) for agent in agents]
     assert [agent.returncode for agent in agents] == [0, 0], outputs
     assert "could not connect" not in "".join(stderr for _, stderr in outputs), "the watchdogs are connected"
+    logs = [(folder / name).read_text() for name in ("log.txt", "log_00001.txt")]
+    assert [set(re.findall(r"rank \d", log)) for log in logs] == [{"rank 0"}, {"rank 1"}], "NFS loses lines"

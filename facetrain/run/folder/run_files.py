@@ -17,6 +17,7 @@ ENVIRONMENT_FILE = "environment.json"
 CARDS_FILE = "dataset_cards.yaml"
 """Cards of the training data."""
 LOG_FILE = "log.txt"
+"""Log of the ranks on the host of rank 0."""
 METRICS_FILE = "metrics.jsonl"
 REPORT_FILE = "report.html"
 AUGMENTED_FILE = "augmented.png"
@@ -46,6 +47,17 @@ def write_run_files(folder: Path, run_id: str, config: Config, environment: dict
         # Before the config, whose changes the next start would refuse otherwise, if a kill comes between the two.
         write_atomically(folder / ENVIRONMENT_FILE, json.dumps(environment, indent=1) + "\n")
         write_atomically(folder / CONFIG_FILE, dump_config(config))
+
+
+def log_of_host(first_rank: int) -> str:
+    """Return the name of the log of a host in a folder that hosts may share. `first_rank` is its first rank."""
+    # On NFS, lines that two hosts append to one file at once overwrite each other.
+    return f"log_{first_rank:05d}.txt" if first_rank else LOG_FILE
+
+
+def logs_of_run(folder: Path) -> list[Path]:
+    """Return the logs of all hosts that share a run folder."""
+    return [folder / LOG_FILE, *sorted(folder.glob(f"log_{'[0-9]' * 5}.txt"))]
 
 
 def is_run(folder: Path) -> bool:

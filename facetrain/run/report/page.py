@@ -26,10 +26,10 @@ from facetrain.run.folder.environment import recorded_environment
 from facetrain.run.folder.run_files import (
     AUGMENTED_FILE,
     ENVIRONMENT_FILE,
-    LOG_FILE,
     PAIRS_FILE,
     SKIPPED_FILE,
     is_run,
+    logs_of_run,
 )
 from facetrain.run.folder.run_state import RUNNING, RunState, read_state
 from facetrain.run.lr_range_test import RangeTest
@@ -101,7 +101,7 @@ def run_values(folder: Path, history: History | None = None) -> dict[str, Any]:
         "first_batch": _first_batch(folder),
         "hardest_pairs": list(_hardest_pairs(folder)),
         "verifications": _verifications(history),
-        "warnings": _last_lines(folder / LOG_FILE, lambda line: " WARNING " in line),
+        "warnings": _warnings(folder),
         "skipped": _last_lines(folder / SKIPPED_FILE),
         "restarts": count_text(max(len(state.starts) - 1, 0), "resume or restart", "resumes and restarts"),
         "starts": [(_minute(each.time), f"{each.step:,}", each.ranks, each.device) for each in state.starts],
@@ -210,6 +210,13 @@ def _first_batch(folder: Path) -> Markup | None:
     except (OSError, ImageError):
         return None
     return jpeg_image(encode_jpeg(sheet, _JPEG_QUALITY), "augmented images")
+
+
+def _warnings(folder: Path) -> ListedLines:
+    """Return the warnings of all hosts. Their lines begin with the time."""
+    logs = [_last_lines(path, lambda line: " WARNING " in line) for path in logs_of_run(folder)]
+    last = sorted(line for log in logs for line in log.last)[-_MAX_LINES:]
+    return ListedLines(sum(log.count for log in logs), last)
 
 
 def _last_lines(path: Path, is_wanted: Callable[[str], bool] = lambda line: True) -> ListedLines:

@@ -13,6 +13,7 @@ from facetrain.config.loading import build_config, dump_config, load_config
 from facetrain.data.images.decode import encode_jpeg, encode_png
 from facetrain.errors import RunError, UsageError
 from facetrain.run.folder import run_state
+from facetrain.run.folder.run_files import log_of_host
 from facetrain.run.folder.run_state import Start, train_recorded
 from facetrain.run.lr_range_test import RangeTest
 from facetrain.run.report import page as page_module
@@ -109,7 +110,10 @@ def test_the_first_lines_of_the_page_are_the_best_and_the_last_numbers(tmp_path,
     config = build_config({"data": {"train": "x"}}, "test")
     (tmp_path / "config.yaml").write_text(dump_config(config))
     (tmp_path / "environment.json").write_text('{"gpu": {"driver": {"cuda": "13"}}, "command": ["é"]}')
-    (tmp_path / "log.txt").write_bytes(b"1970 rank 0 WARNING caf\xe9\n" * 150)
+    (tmp_path / log_of_host(0)).write_bytes(b"1970 rank 0 WARNING caf\xe9\n" * 150)
+    (tmp_path / log_of_host(8)).write_text(
+        "1969 rank 9 WARNING early\n1971 rank 8 WARNING late\n1972 rank 8 INFO\n"
+    )
     lines = JsonLines(tmp_path / "metrics.jsonl")
     lines.write(0, {"lfw/accuracy": 0.9, "agedb/accuracy": 0.5, "agedb/auc": 0.25})
     lines.write(1, {"loss": 30.0, "images_per_s": 100.0, "peak_memory_gib": 2.0})
@@ -138,9 +142,9 @@ def test_the_first_lines_of_the_page_are_the_best_and_the_last_numbers(tmp_path,
     assert running["is_running"] and not ended["is_running"] and running["kind"] != ended["kind"] == "bad"
     assert ended["headline"] == "90.00%" and "full" in ended["reason"] and running["reason"] == ""
     assert running["words"] == "best accuracy on lfw; running at step 3 of 40"
-    assert (
-        ended["warnings"].count == 150 and ended["warnings"].last == ["1970 rank 0 WARNING caf\ufffd"] * 100
-    )
+    assert ended["warnings"].count == 152 and ended["warnings"].last == [
+        "1970 rank 0 WARNING caf\ufffd"
+    ] * 99 + ["1971 rank 8 WARNING late"]
     header, rows = ended["verifications"]
     assert header == ["step", "lfw accuracy", "agedb accuracy", "agedb AUC"]
     assert rows == [["0", "90.00%", "50.00%", "0.2500"], ["2", "", "60.00%", ""]]
