@@ -17,11 +17,11 @@ A dataset that was merged has a list of such cards, one for each of its sources.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, Field, WrapValidator
 
 from facetrain.data.beside_dataset import CARD_FILE, beside
 from facetrain.data.mixture import MixtureFile, is_mixture
@@ -54,11 +54,12 @@ class DatasetCard(Settings):
     """sha256 of the images and their labels, in order; the same in every format."""
 
 
-_Cards = Annotated[
-    list[DatasetCard],
-    BeforeValidator(lambda content: content if isinstance(content, list) else [content]),
-    Field(min_length=1),
-]
+def _one_or_several(content: Any, several: Callable[[Any], list[DatasetCard]]) -> list[DatasetCard]:
+    # One is not put into a list: messages would count it.
+    return several(content) if isinstance(content, list) else [DatasetCard.model_validate(content)]
+
+
+_Cards = Annotated[list[DatasetCard], Field(min_length=1), WrapValidator(_one_or_several)]
 """Content of a card file: one card, or a list of them."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,10 +31,12 @@ def read_yaml(path: Path, model: type[_Model] | Any) -> _Model:
         return content
     except ValidationError as error:
         fault = error.errors()[0]
-        key = ".".join(map(str, fault["loc"]))
+        key = ".".join(map(str, fault["loc"])) or "the content"
         # What misses a key is the whole section, and says nothing about the key.
         is_missing = fault["type"] == "missing"
         found = "missing" if is_missing else f"{fault['input']!r:.60}: {fault['msg']}"
-        raise DataError(printable(f"{path}: {key} is {found}")) from None
+        is_value = fault["type"] == "string_type" and isinstance(fault["input"], int | float | date)
+        advice = "; put the text in quotes" if is_value else ""
+        raise DataError(printable(f"{path}: {key} is {found}{advice}")) from None
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: {error_reason(error)}") from error

@@ -67,12 +67,16 @@ def test_a_mixture_lists_the_cards_of_all_datasets(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [("- a", "0 is 'a': Input should be a valid dictionary"), ("name: x\nlicence: y", "licence is 'y': Extra inp"),
-     ("name: [", "expected"), ("name: x\npeople: many", "people is 'many': Input should be a valid integer"),
+     ("kind: real", "name is missing"), ("- kind: real", "0.name is missing"),
+     ("[]", "the content is .*at least 1 item"),
+     ("# none", "the content is None: Input should be a valid dictionary"),
+     ("name: x\nlicense: 2.0", "license is 2.0: Input should be a valid string; put the text in quotes"),
+     ("name: [", ".*expected"), ("name: x\npeople: many", "people is 'many': Input should be a valid integer"),
      ("name: x\nkind: fake", "kind is 'fake': Input should be 'synthetic', 'real'")],
 )  # fmt: skip
 def test_a_card_with_other_content_is_refused(tmp_path, text, message):
     (tmp_path / "dataset_card.yaml").write_text(text)
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=rf"dataset_card\.yaml: {message}"):
         read_card(tmp_path)
 
 
