@@ -10,6 +10,7 @@ from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -449,3 +450,8 @@ def test_a_cache_that_may_only_be_read_is_enough_without_a_network(url, tmp_path
 
 def refuse(path, *arguments, **options):
     raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+
+def test_a_text_of_a_user_without_a_home_folder_stays_as_it_is(monkeypatch):
+    monkeypatch.setattr(download, "user_cache_folder", Mock(side_effect=FileNotFoundError))
+    assert download.with_addresses("data/faces: 3 images") == "data/faces: 3 images"
