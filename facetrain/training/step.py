@@ -133,8 +133,8 @@ class TrainStep:
         # What is not trained may be infinite, such as a mask of one's own network; so statistics go by their names.
         weights = [weight.detach() for weight in state.backbone.parameters() if weight.requires_grad]
         statistics = [value for name, value in trained_buffers(state.backbone) if "running_" in name]
-        # A layer without weights has no largest one.
-        numbers = [each for each in (*weights, *statistics) if each.numel()]
+        # A count is always finite, and a layer without weights has no largest one.
+        numbers = [each for each in (*weights, *statistics) if each.is_floating_point() and each.numel()]
         largest = nn.utils.get_total_norm(numbers, math.inf)
         if collectives.any_rank(not largest.isfinite().item()):
             what = f"the network has weights or batch norm statistics that are not finite after step {self._number}"

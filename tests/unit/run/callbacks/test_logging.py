@@ -143,6 +143,7 @@ def test_a_network_may_have_masks_and_layers_without_weights(state, step, loader
     batches = next(iter(loader))
     step(state, batches)
     state.backbone.levels = nn.Parameter(torch.ones(2, dtype=torch.int8), requires_grad=False)
+    state.backbone.running_norm = nn.BatchNorm1d(2)  # whose count of batches has "running_" in its name, too
     state.backbone.mask = nn.Parameter(torch.full((2,), -torch.inf), requires_grad=False)
     state.backbone.unused = nn.Parameter(torch.empty(0))
     logging_of(step, loader, Board(), []).check(state, batches)
