@@ -15,7 +15,9 @@ from tests.support.snapshots import snapshot
 
 def saved(folder: Path) -> Path:
     """Save a checkpoint of step 1; return its folder."""
-    CheckpointWriter(folder, asynchronous=False).save(snapshot(1))
+    writer = CheckpointWriter(folder, asynchronous=False)
+    writer.save(snapshot(1))
+    writer.finish()
     return folder / "step_00000001"
 
 
