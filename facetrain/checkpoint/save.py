@@ -132,15 +132,15 @@ class CheckpointWriter:
         if not self.is_prepared:
             self.prepare(snapshot)
         # One save at a time: the thread may still write from the buffers that this one copies into.
-        previous = self._end_save()
+        previous = self.end_save()
         self._state, self._snapshot, self._reason, self._files = _SaveState.WRITING, snapshot, "", []
         self._make_scratch_folder(snapshot.step)
         if self._state == _SaveState.FAILED:
-            return previous if self._asynchronous else self._end_save()
+            return previous if self._asynchronous else self.end_save()
         files = _files_of(snapshot)
         if not self._asynchronous:
             self._write(files)
-            return self._end_save()
+            return self.end_save()
         # Tables that fill the host's memory, or are on a disk, cannot be copied: training waits for their writing.
         if not snapshot.copy_rows:
             self._write(files)
@@ -165,25 +165,23 @@ class CheckpointWriter:
         return self._complete()
 
     def finish(self) -> SaveOutcome | None:
-        """Wait for the save in flight, commit or abandon it, and return its outcome; None if there is none.
-
-        Also wait until old checkpoints are removed.
-        """
-        outcome = self._end_save()
+        """Do as `end_save`, and wait until old checkpoints are removed."""
+        outcome = self.end_save()
         self._end_removal()
         return outcome
 
-    @property
-    def _is_busy(self) -> bool:
-        is_removing = self._removal is not None and self._removal.is_alive()
-        return self._state == _SaveState.WRITING or is_removing
-
-    def _end_save(self) -> SaveOutcome | None:
+    def end_save(self) -> SaveOutcome | None:
+        """Wait for the save in flight, commit or abandon it, and return its outcome; None if there is none."""
         # Each rank waits for its own thread first. No collective is in flight meanwhile, so a slow disk delays the
         # others but does not put them out of step.
         if self._thread is not None:
             self._thread.join()
         return self._complete() if self.in_flight else None
+
+    @property
+    def _is_busy(self) -> bool:
+        is_removing = self._removal is not None and self._removal.is_alive()
+        return self._state == _SaveState.WRITING or is_removing
 
     def _end_removal(self) -> None:
         if self._removal is not None:

@@ -57,8 +57,9 @@ class Checkpointing:
             self.writer.prepare(state.snapshot({}))
 
     def finish(self) -> None:
-        """Wait for the checkpoint in flight, and commit it. Collective."""
-        self._record(self.writer.finish(), remark="")
+        """Wait for the checkpoint in flight, commit it and begin its upload, and remove older ones. Collective."""
+        self._record(self.writer.end_save(), remark="")
+        self.writer.finish()
 
     def require_saved(self, state: TrainState) -> None:
         """Check that the checkpoint of the present step is complete. All ranks decide the same.

@@ -1,11 +1,14 @@
 """Checkpoints during training."""
 
+import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from facetrain.checkpoint import commit
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.errors import CheckpointError, RunError
@@ -84,6 +87,16 @@ def test_a_checkpoint_is_committed_by_a_later_poll(state, tmp_path):
     assert checkpointing.last_saved == 1 and not lines and not board.written
     checkpointing.require_saved(state)
     assert Checkpoint.open(tmp_path).step == 1
+
+
+def test_the_last_checkpoint_is_uploaded_while_older_ones_are_removed(state, tmp_path, monkeypatch):
+    added, removed = threading.Event(), []
+    monkeypatch.setattr(commit, "remove_surplus", lambda *_, **__: removed.append(added.wait(60)))
+    checkpointing = checkpointing_of(tmp_path, Board(), [])
+    checkpointing.uploads = SimpleNamespace(add=lambda outcome: added.set())
+    checkpointing.save(state)
+    checkpointing.finish()
+    assert removed == [True]
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
