@@ -358,7 +358,8 @@ def sync_folder(folder: Path) -> None:
 def allow_open_files() -> None:
     """Raise the limit of open files as far as the system permits.
 
-    Many systems set it to 1,024, which a mixture of a few hundred datasets exceeds.
+    Many systems set it to 1,024. A mixture of a few hundred datasets exceeds it, and so do the connections of a few
+    hundred ranks to the process that all of them meet in.
     """
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with suppress(OSError, ValueError):  # a sandbox may forbid it

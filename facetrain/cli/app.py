@@ -32,7 +32,7 @@ from facetrain.distributed.process_setup import (
     silence_torch_logs,
 )
 from facetrain.errors import FacetrainError, LostRankError, UsageError, is_final, is_out_of_memory
-from facetrain.files import error_reason
+from facetrain.files import allow_open_files, error_reason
 from facetrain.remote.address import without_secrets
 from facetrain.signals import EXIT_CODES_OF_SIGNALS, exit_on_signals
 from facetrain.text import printable
@@ -104,6 +104,7 @@ def end_with(run: Callable[[], int | None], *, debug: bool) -> None:
     """Run a command, and end the process with its exit code or with that of its error, whose message is printed."""
     prepare_standard_streams()
     end_with_launcher()
+    allow_open_files()
     bound_spinning()
     silence_opencv_logs()
     if launched_by_torchrun():

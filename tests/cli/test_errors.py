@@ -1,6 +1,7 @@
 """Bad input: one line with the fault, its place and the remedy, and the right exit code."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from facetrain import __main__
-from facetrain.cli.app import _exit_with_error, app
+from facetrain.cli.app import _exit_with_error, app, end_with
 from facetrain.device import gpu_driver
 from facetrain.device.gpu_driver import has_gpu_driver
 from facetrain.distributed.topology import topology
@@ -407,3 +408,15 @@ def test_images_and_datasets_may_be_addresses(command, model):
     words = command.replace("ADDRESS", "hf://org").replace("MODEL", str(model)).split()
     refused = refusal(*words)
     assert refused.exit_code == 2 and str(refused).startswith("hf://org: "), "and no path with one slash"
+
+
+def test_a_command_may_have_as_many_open_files_as_the_system_permits():
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    found = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, limits[1]), limits[1]))
+        with pytest.raises(SystemExit):
+            end_with(lambda: found.append(resource.getrlimit(resource.RLIMIT_NOFILE)), debug=False)
+        assert found == [(limits[1], limits[1])]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
