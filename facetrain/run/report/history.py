@@ -23,7 +23,7 @@ _MOST_VERIFICATIONS = 100
 class Metric:
     """One metric: its first and last value, its bounds, and points of its curve.
 
-    The bounds are without the value of step 0, the untrained model, as soon as there is a later one.
+    The bounds are without the value of step 0, before training, as soon as there is a later one.
     """
 
     first: tuple[int, float | str]

@@ -178,7 +178,7 @@ def format_evaluation(evaluation: ModelResults) -> Iterator[str]:
             for metric, value in summary.metrics.items():
                 yield f"    {metric:18} {format_value(metric, value, summary.interval.get(metric))}"
     for name, differences in evaluation.differences.items():
-        untested = f" no difference is tested: a metric needs {LEAST_SUBJECTS} subjects for that"
+        untested = f" no metric to compare, of at least {LEAST_SUBJECTS} subjects"
         yield f"{name}, against {evaluation.against}:{'' if differences else untested}"
         yield from (f"  {warning}" for warning in format_warnings(evaluation.other_results[name]))
         for metric, first, second, gap, interval, p in format_differences(differences):

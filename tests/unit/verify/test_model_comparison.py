@@ -51,7 +51,7 @@ def test_few_people_are_said_and_fewer_than_five_compare_no_models(subjects, wor
     assert bool(better.interval) == bool(found.differences["set"]) == (subjects >= 5)
     lines = list(format_evaluation(found))
     assert [words in line for line in lines].count(True) == 1
-    untested = "set, against y: no difference is tested: a metric needs 5 subjects for that"
+    untested = "set, against y: no metric to compare, of at least 5 subjects"
     assert (untested in lines) == (subjects < 5)
 
 
