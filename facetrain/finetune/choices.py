@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from facetrain.config.loading import (
     build_config,
-    is_set,
+    is_within,
     override_keys,
     override_values,
     values_of_overrides,
@@ -72,7 +72,8 @@ def choose(facts: Facts, overrides: Iterable[str] = ()) -> list[Choice]:
 def _without_given(choices: Iterable[Choice], given_keys: Collection[str]) -> Iterator[Choice]:
     """Yield the choices without the keys that the user gives; what remains of one has lost its reason."""
     for choice in choices:
-        given = [key for key in choice.values if is_set(given_keys, key)]
+        # A key around one that the user gives stays: the config merges the two.
+        given = [key for key in choice.values if any(is_within(key, each) for each in given_keys)]
         rest = {key: value for key, value in choice.values.items() if key not in given}
         if rest:
             yield Choice(rest, f"as without --set {', '.join(given)}") if given else choice
@@ -82,9 +83,9 @@ def _model(facts: Facts) -> Iterator[Choice]:
     options = dict(facts.backbone)
     name, image_size = options.pop("name"), options.pop("image_size")
     options.pop("dropout", None)
-    if "own" in options:  # the name of `model.options` in a description
-        options["options"] = options.pop("own")
+    own = options.pop("own", {})  # `model.options` in a description
     network = {f"model.{key}": value for key, value in options.items()}
+    network |= {f"model.options.{key}": value for key, value in own.items()}
     yield Choice(
         {"model.backbone": name, **network, "data.image_size": image_size, "model.init_from": facts.model},
         "the network and the weights of the model",

@@ -48,17 +48,21 @@ def test_people_images_and_machine_choose_the_settings(facts, expected):
     assert {key: found[key] for key in expected} == expected
 
 
-def test_the_options_of_an_own_network_are_options_of_the_model():
-    own = {
-        "name": "timm/vit_tiny_patch16_224",
-        "embedding_size": 8,
-        "image_size": 112,
-        "own": {"patch_size": 8},
-    }
-    found = values_of(backbone=own)
-    assert found["model.options"] == {"patch_size": 8} and "model.own" not in found
-    facts = replace(FACTS, backbone=own)
-    assert config_text(choose(facts), [], name="a", folder="b")[1].model.options == {"patch_size": 8}
+@pytest.mark.parametrize(
+    ("overrides", "more"),
+    [
+        ([], {}),
+        (["model.options.drop_path_rate=0.1"], {"drop_path_rate": 0.1}),
+        (["model.options={patch_size: 16, depth: 6}"], {"patch_size": 16, "depth": 6}),
+        (["model.options.norm.eps=0.1"], {"norm": {"bias": False, "eps": 0.1}}),
+    ],
+)
+def test_the_options_of_an_own_network_are_options_of_the_model_beside_those_of_the_user(overrides, more):
+    options = {"patch_size": 8, "norm": {"bias": False}}
+    own = {"name": "timm/vit_tiny_patch16_224", "embedding_size": 8, "image_size": 112, "own": options}
+    choices = choose(replace(FACTS, backbone=own), overrides)
+    config = config_text(choices, overrides, name="a", folder="b")[1]
+    assert config.model.options == options | more
 
 
 def test_a_gpu_keeps_the_default_precision():
