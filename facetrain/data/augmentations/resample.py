@@ -10,10 +10,10 @@ from functools import lru_cache
 
 import cv2
 import numpy as np
-import torch
 from torch import Tensor
 
 from facetrain.data.augmentations.draws import Draws
+from facetrain.device.page_locked import to_device
 
 INTERPOLATIONS = (
     cv2.INTER_NEAREST,
@@ -32,9 +32,8 @@ def augment(image: Tensor, draws: Draws) -> Tensor:
     chosen = zip(
         small_R.tolist(), draws.choice(2, count).tolist(), draws.choice(3, count).tolist(), strict=True
     )
-    map_RSS = draws.to_device(torch.from_numpy(np.stack([_there_and_back(side, *one) for one in chosen])))[
-        :, None
-    ]
+    # Not by `draws`: from 64 KiB on, the host would wait for the copy, and each map of 112 pixels has 50 KB.
+    map_RSS = to_device(np.stack([_there_and_back(side, *one) for one in chosen]), image.device)[:, None]
     return (map_RSS @ image @ map_RSS.mT).clamp(-1, 1)
 
 

@@ -127,6 +127,16 @@ def test_an_own_augmentation_gets_its_keys_on_the_device_of_the_images():
     assert not gpu.faults
 
 
+def test_no_augmentation_lets_the_host_wait_for_the_device():
+    count = 4
+    augment = build_augment(0, AugmentSettings(**dict.fromkeys(ALL, 1.0)))
+    with fake_gpu() as gpu:
+        augment(torch.zeros(count, 112, 112, 3, dtype=torch.uint8, device=GPU), torch.arange(count), 0)
+    assert not gpu.faults and not gpu.waits
+    # The driver may wait from 64 KiB on: batches of 512 images stay below.
+    assert max(gpu.pageable[-1].values()) < 64 * 1024 * count / 512
+
+
 def test_an_own_augmentation_is_refused_for_options_that_it_lacks():
     own_parts.allow([__name__ + ":brighter"])
     own = {"type": __name__ + ":brighter", "options": {"bye": 0.1}}
