@@ -93,9 +93,9 @@ def test_memory_that_cannot_be_page_locked_leaves_no_error_to_the_next_launch():
 
 
 @pytest.mark.parametrize("is_idle", [True, False])
-def test_page_locked_slots_are_unlocked_or_stay_mapped(is_idle, monkeypatch):
+def test_page_locked_slots_stay_mapped_until_they_are_unlocked(is_idle, monkeypatch):
     with fake_gpu() as gpu:
-        slots = np.zeros((3, 4), np.uint8)
+        slots, next_slots = np.zeros((3, 4), np.uint8), np.zeros((3, 4), np.uint8)
         exists, address = weakref.ref(slots), slots.ctypes.data
         batches = DevicePrefetcher(slots, GPU)
         assert gpu.is_locked(address)
@@ -104,6 +104,11 @@ def test_page_locked_slots_are_unlocked_or_stay_mapped(is_idle, monkeypatch):
         batches.close()
         del batches, slots
         assert gpu.is_locked(address) == (exists() is not None) == (not is_idle)
+        of_next_stage = DevicePrefetcher(next_slots, GPU)
+        monkeypatch.undo()
+        of_next_stage.wait_for_transfers()
+        assert exists() is None and not gpu.is_locked(address)
+        of_next_stage.close()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,11 @@ from facetrain.device.page_locked import lock_pages
 EXTRA_SLOTS = 3
 """Slots besides those that are read ahead: the batch in use or in transfer, the previous one, and one to fill."""
 
-_STILL_LOCKED: list[np.ndarray] = []
+_STILL_LOCKED: dict[int, tuple[torch.cuda.Stream, np.ndarray]] = {}
+"""Slots of closed prefetchers by address, and the stream that was not idle then.
+
+While CUDA counts these addresses as locked, no other memory may get them: a GPU would read the old pages.
+"""
 
 
 class HostPrefetcher:
@@ -65,6 +69,7 @@ class DevicePrefetcher:
     def wait_for_transfers(self) -> None:
         """Wait until all transfers have ended, so that the slots of earlier steps can be filled again."""
         self._stream.synchronize()
+        _unlock_where_idle()  # of a stage before, whose last kernels have ended by now
 
     def to_device(self, array: np.ndarray) -> Tensor:
         """Copy an array to the device on the transfer stream, asynchronously if it is page-locked."""
@@ -84,17 +89,23 @@ class DevicePrefetcher:
         return True
 
     def close(self) -> None:
-        """Release the page-locked memory, unless kernels are still queued: it then remains until the process ends.
+        """Release the page-locked memory; while kernels are still queued, leave that to later prefetchers.
 
         A queued collective may wait forever for a lost rank, and cudaHostUnregister waits for all kernels.
         """
         self._stream.synchronize()
-        if self._is_locked and torch.cuda.current_stream(self._device).query():
-            torch.cuda.cudart().cudaHostUnregister(self._address)
-        elif self._is_locked:
-            # While CUDA counts these addresses as locked, no other memory may get them: a GPU would read the old pages.
-            _STILL_LOCKED.append(self._slots)
-        self._is_locked = False
+        if self._is_locked:
+            _STILL_LOCKED[self._address] = torch.cuda.current_stream(self._device), self._slots
+            self._is_locked = False
+        _unlock_where_idle()
+
+
+def _unlock_where_idle() -> None:
+    """Release the slots of closed prefetchers whose stream has no kernels any more."""
+    for address, (stream, _) in list(_STILL_LOCKED.items()):
+        if stream.query():
+            torch.cuda.cudart().cudaHostUnregister(address)
+            del _STILL_LOCKED[address]
 
 
 def build_prefetcher(slots: np.ndarray, device: torch.device) -> HostPrefetcher | DevicePrefetcher:
