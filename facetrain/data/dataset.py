@@ -120,7 +120,7 @@ def image_landmarks(dataset: FaceDataset) -> np.ndarray | None:
 def photo_landmarks(dataset: FaceDataset) -> np.ndarray | None:
     """Return the landmarks in pixels of images that are not aligned, float32 (num_images, 5, 2); None without any.
 
-    Those of the other images are NaN.
+    Those of the other images are NaN. They are infinite where a list says that an image is not aligned, and no more.
     """
     return getattr(dataset, "photo_landmarks", None)
 

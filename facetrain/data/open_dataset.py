@@ -185,18 +185,19 @@ def require_landmarks(dataset: FaceDataset, name: str, backbone: str) -> None:
 
 
 def require_aligned(dataset: FaceDataset, name: str) -> None:
-    """Check that no list says of its images that they are photos, with landmarks to align the faces by.
+    """Check that no list says of its images that they are photos.
 
     Raises:
         DataError: a list, or one of a mixture, has such images.
     """
     for place, part in parts_of(dataset, name):
         points = photo_landmarks(part)
-        count = 0 if points is None else int(np.isfinite(points[:, 0, 0]).sum())
-        if count:
+        x_P = np.empty(0) if points is None else points[:, 0, 0][~np.isnan(points[:, 0, 0])]  # of P photos
+        if len(x_P):
+            detector = "" if np.isfinite(x_P).all() else " --detector yunet"
             raise DataError(
-                f"{place}: {count_text(count, 'image is', 'images are')} not aligned (flag 0), and the list has their "
-                f"landmarks; align them: facetrain data pack {shell_path(name)} --output FOLDER"
+                f"{place}: {count_text(len(x_P), 'image is', 'images are')} not aligned (flag 0); align them: "
+                f"facetrain data pack {shell_path(name)} --output FOLDER{detector}"
             )
 
 

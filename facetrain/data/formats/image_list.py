@@ -3,7 +3,7 @@
     path <tab> identity                         in either order; also separated by a comma or spaces
     number <tab> identity … <tab> path          im2rec's .lst; of several labels, the first counts
     1 <tab> path <tab> identity                 InsightFace's .lst; 1: the image is an aligned face
-    0 <tab> path <tab> identity <tab> 4 numbers of a box <tab> x1 … x5 y1 … y5       a photo with landmarks
+    0 <tab> path <tab> identity [<tab> 4 numbers of a box [<tab> x1 … x5 y1 … y5]]    a photo, perhaps with landmarks
     path <space> 0 <space> identity [<space> 0]      MagFace's training list
 
 A line that repeats an image is left out. Fields between commas may be in quotes. Paths are relative to the folder of
@@ -58,7 +58,7 @@ class ListDataset(FileDataset):
 
     @property
     def photo_landmarks(self) -> np.ndarray | None:
-        """Landmarks in pixels of the photos in the list, float32 (N, 5, 2), NaN for aligned faces; None without any."""
+        """As `data.dataset.photo_landmarks`."""
         points = self.columns.arrays.get("points")
         return None if points is None else points.reshape(-1, 2, 5).swapaxes(1, 2)
 
@@ -137,7 +137,7 @@ class ListEntry(NamedTuple):
     path: str
     identity: str
     points: list[float] | None = None
-    """Landmarks of a photo, x1 … x5 y1 … y5, in pixels; None: an aligned face, or unknown."""
+    """Landmarks of a photo, x1 … x5 y1 … y5, in pixels, or infinite if the list has none; None: of no photo."""
 
 
 def list_entries(lines: Iterable[bytes], place: str) -> Iterator[ListEntry]:
@@ -236,21 +236,21 @@ def _found(text: str) -> str:
 
 
 def _photo_points(values: list[str]) -> list[float]:
-    """Return the landmarks of a photo from the fields behind its identity.
+    """Return the landmarks of a photo from the fields behind its identity; infinite without any.
 
     Raises:
         ValueError: they are not a box and landmarks, or one is no number, or farther away than any image is wide: in
             float32 it could become infinite.
     """
-    if len(values) != _BOX_NUMBERS + _POINT_NUMBERS:
+    if len(values) not in (0, _BOX_NUMBERS, _BOX_NUMBERS + _POINT_NUMBERS):
         raise ValueError(
-            f"a photo, whose line begins with {_PHOTO}, needs {_BOX_NUMBERS} numbers of a box and {_POINT_NUMBERS} of "
-            f"landmarks behind its identity, not {len(values)}"
+            f"a photo, whose line begins with {_PHOTO}, has nothing behind its identity, {_BOX_NUMBERS} numbers of a "
+            f"box, or these and {_POINT_NUMBERS} of landmarks, not {len(values)}"
         )
     for text in values:
         if not (_is_finite_number(text) and abs(float(text)) <= MAX_PIXELS):
             raise ValueError(f"{text[:60]!r} is no number of pixels in an image")
-    return list(map(float, values[_BOX_NUMBERS:]))
+    return list(map(float, values[_BOX_NUMBERS:])) or [math.inf] * _POINT_NUMBERS
 
 
 def _is_finite_number(text: str) -> bool:

@@ -29,6 +29,7 @@ from facetrain.data.tools.writing import WrittenDataset, write_dataset
 from facetrain.errors import DataError, ImageError, UnreadableError
 from facetrain.files import require_absent
 from facetrain.progress import ProgressCallback, ignore_progress
+from facetrain.text import count_text
 
 _EXAMPLES = 3
 """Missing files that a message names."""
@@ -67,13 +68,18 @@ def pack(
 
     Raises:
         DataError: the dataset cannot be read, no image is good, two images have one name in a list of landmarks, the
-            landmarks of a list of photos are in another order, or the output exists or cannot be written.
+            landmarks of a list of photos are missing or in another order, or the output exists or cannot be written.
         ImageError: an image cannot be read or has no landmarks, and `skip_bad` is false.
     """
     source = open_dataset(source_path, root=images)
     require_absent(output)  # now, because the search for faces can take hours
     require_distinct_names(landmarks, source.num_images, partial(image_name, source), source.location)
     if landmarks is None and (listed_N52 := photo_landmarks(source)) is not None:
+        if count := int(np.isinf(listed_N52[:, 0, 0]).sum()):
+            raise DataError(
+                f"{source_path}: {count_text(count, 'image is', 'images are')} not aligned (flag 0), and the list has "
+                "no landmarks of them; give --detector yunet, or --landmarks with a file"
+            )
         require_order(source_path, listed_N52, "`x1 … x5 y1 … y5` of")
     prepared = _PreparedImages(source, image_size, landmarks)
     skipped = list(skipped_files(source))

@@ -7,8 +7,10 @@ import pytest
 from facetrain.data.dataset import ImageSubset, identity_name
 from facetrain.data.formats import image_list
 from facetrain.data.formats.image_list import open_list
-from facetrain.data.open_dataset import open_dataset, require_aligned
+from facetrain.data.open_dataset import open_aligned, open_dataset, require_aligned
+from facetrain.data.tools.pack import pack
 from facetrain.errors import DataError
+from facetrain.face_landmarks import ARCFACE_TEMPLATE
 from tests.support.datasets import encoded_image
 
 
@@ -121,9 +123,9 @@ def test_an_identity_has_the_name_in_the_list_and_a_label_its_number(tmp_path):
         *(
             (
                 b"1\tb.png\t7\n0\ta/1.png\t0" + n * b"\t1" + b"\n",
-                f"line 2: a photo.* needs 4 .* and 10 .* not {n};",
+                f"line 2: a photo.* 4 numbers .* 10 of landmarks, not {n};",
             )
-            for n in (0, 4, 10, 13, 15)
+            for n in (1, 10, 13, 15)
         ),
         (b"1\ta/1.png\t0\n1\ta/2.png\t11\tb.png\t1\n", "line 2: .* has no clear path and identity"),
         (b"1\ta/1.png\t0" + 14 * b"\t1" + b"\n", "line 1: .* has no clear path and identity"),
@@ -219,6 +221,24 @@ def test_the_landmarks_of_photos_are_known_and_those_of_aligned_faces_are_not(im
         with pytest.raises(DataError, match="1 image is not aligned"):
             require_aligned(part, "x")
     require_aligned(ImageSubset(open_dataset(images / "a.lst"), np.array([1])), "x")
+
+
+@pytest.mark.parametrize("box", ["", "\t0\t0\t9\t9"])
+def test_a_photo_without_landmarks_is_aligned_by_a_detector_and_does_not_pass_for_an_aligned_face(
+    images, box
+):
+    (images / "a.lst").write_text(f"1\ta/2.png\t0\n0\ta/1.png\t3{box}\n")
+    (images / "m.yaml").write_text("datasets:\n- path: a.lst\n")
+    for name in ("a.lst", "m.yaml"):
+        with pytest.raises(DataError, match="1 image is not aligned .* --detector yunet$"):
+            open_aligned(images / name)
+    with pytest.raises(
+        DataError, match=r"a\.lst: 1 image is not aligned .* no landmarks of them; give --detector"
+    ):
+        pack(images / "a.lst", images / "out")
+    found = []
+    pack(images / "a.lst", images / "out", landmarks=lambda name, _: found.append(name) or ARCFACE_TEMPLATE)
+    assert sorted(found) == ["a/1.png", "a/2.png"] and open_aligned(images / "out").labels.tolist() == [0, 1]
 
 
 def test_a_repeated_line_is_left_out_and_listed_and_one_with_another_identity_refused(images):
