@@ -48,6 +48,7 @@ def test_only_skipped_steps_in_a_row_end_a_run(state, step, loader):
             lambda conv, images: (images[0] * (float("inf") if overflows else 1.0),)
         )
         step(state, batches)
+        state.step += 1
         hook.remove()
 
     for overflows in (True, True, False, True, True):  # the fixture ends the run at the third in a row
