@@ -74,7 +74,6 @@ def train(
             if agreed.plan.is_over:
                 return end_again(agreed, world)
             parts = build(agreed, world, lease.require_lock, began_at)
-            # When the ranks have left their group: no other one waits for the sinks of the leader.
             opened.callback(parts.close)
             if world.is_leader:
                 if not parts.plan.resumes:
@@ -83,6 +82,7 @@ def train(
                     test.write(parts.folder)
             exit_code = _train(parts)
             if parts.sinks and not exit_code:
+                # When the ranks have left their group: no other one waits for the sinks of the leader.
                 opened.callback(parts.sinks.close, CLOSE_S)
             return exit_code
 
@@ -134,8 +134,15 @@ def _train_and_finish(parts: Parts, page: LiveReport | None) -> int:
     run = open_run(parts, page)
     # From here on a signal does not end the process at once: the ranks agree on it after a step, and save.
     with run.stop_request:
-        _train_to_end(run)
-        return finish(run)
+        try:
+            _train_to_end(run)
+            return finish(run)
+        except BaseException:
+            # Here: the agent sends SIGTERM as soon as a rank is lost, which must not end the leader before it has sent
+            # the last metrics.
+            if parts.sinks:
+                parts.sinks.close()
+            raise
 
 
 def _train_to_end(run: Run) -> None:

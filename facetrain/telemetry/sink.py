@@ -21,8 +21,9 @@ T = TypeVar("T")
 
 CLOSE_S = 60.0
 """Seconds for the sinks of a run that has ended to send their last metrics."""
-_HURRIED_S = 10.0
-"""The same for a run that fails, or that a signal ends."""
+_HURRIED_S = 5.0
+"""The same for a run that fails, or that a signal ends. Others wait meanwhile: the ranks for the leader, and its
+watchdog, which ends it 8 s after the loss of a rank."""
 TENSORBOARD = "facetrain.telemetry.tensorboard:TensorBoard"
 SINKS = {
     "wandb": "facetrain.telemetry.weights_and_biases:WeightsAndBiases",

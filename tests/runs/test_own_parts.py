@@ -26,6 +26,8 @@ from tests.support.models import write_model
 
 SOURCE = """
 import json
+import os
+import signal
 from pathlib import Path
 
 import torch
@@ -69,6 +71,12 @@ class Lines:
     def close(self):
         print("closed", *(path.name for path in self.folder.glob("*.safetensors")), file=self.file)
         self.file.close()
+
+
+class Interrupted(Lines):
+    def close(self):
+        os.kill(os.getpid(), signal.SIGTERM)  # as the agent does when a rank is lost
+        super().close()
 """
 OWN = [
     "head={margin: {type: own_faces.parts:margin, options: {m: 0.3}, scale: 16}}",
@@ -105,8 +113,10 @@ def refused(done, *names):
 @pytest.mark.slow
 def test_a_short_run_whose_margin_is_never_finite_has_trained_nothing_and_fails(describe, home):
     margin = "head={margin: {type: own_faces.parts:margin, options: {m: .nan}, scale: 16}}"
-    done = facetrain("train", "--config", describe(steps=3), "--set", margin, "--run-dir", "run", cwd=home)
-    assert "not finite in 3 consecutive steps" in checked(done, 1)
+    sink = "log.sinks=[own_faces.parts:Interrupted]"
+    train = ["train", "--config", describe(steps=3), *options([margin, sink]), "--run-dir", "run"]
+    assert "not finite in 3 consecutive steps" in checked(facetrain(*train, cwd=home), 1)
+    assert (home / "run" / "lines.txt").read_text().endswith("closed\n"), "SIGTERM leaves time for it"
     assert not (home / "run" / "model.safetensors").exists()
 
 

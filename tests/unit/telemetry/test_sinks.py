@@ -10,10 +10,11 @@ from unittest.mock import Mock
 
 import pytest
 
+from facetrain.distributed import ranks, watchdog_process
 from facetrain.errors import ConfigError, UsageError
 from facetrain.settings import OwnPart
 from facetrain.telemetry.log import log_to, logger, stop_logging
-from facetrain.telemetry.sink import CLOSE_S, LoggedRun, Sinks
+from facetrain.telemetry.sink import _HURRIED_S, CLOSE_S, LoggedRun, Sinks
 from tests.support.command import environment
 from tests.support.events import read_events
 from tests.support.faults import full, small_disk
@@ -196,6 +197,10 @@ def test_a_sink_whose_server_is_gone_holds_up_neither_the_others_nor_the_end_of_
     server.set()
     for thread in threads:
         thread.join()
+
+
+def test_the_sinks_of_a_failed_run_are_waited_for_less_long_than_others_wait_for_their_rank():
+    assert min(ranks._FAREWELL_S, watchdog_process._ENDED_S) - 2 > _HURRIED_S
 
 
 def test_wandb_gives_up_the_upload_of_the_last_metrics_before_the_run_does(tmp_path, monkeypatch):
