@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,9 +18,8 @@ from facetrain.models.checksum import CHECKSUM_KEY
 from facetrain.models.model_file import THRESHOLDS_KEY, newest_model_file
 from facetrain.models.mxnet_symbol import pair_of_files
 from facetrain.models.onnx_network import external_files
-from facetrain.models.published_weights import settings_files
 from facetrain.models.read_model import is_graph, open_checkpoint
-from facetrain.models.weight_files import METADATA_KEY
+from facetrain.models.weight_files import METADATA_KEY, ORIGIN_KEY, read_weights
 
 
 def digest_model_files(path: Path) -> str:
@@ -40,6 +39,7 @@ def digest_model_files(path: Path) -> str:
         with os_errors_as(ModelError, path):
             # What is no file, such as a pipe, is an error when the model is opened.
             parts = [_digest_file(each) for each in (file, *filter(Path.is_file, _others(file)))]
+            parts += _stated_origin(file)
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:32]
 
 
@@ -63,7 +63,18 @@ def _metadata_of(file: Path) -> dict[str, str]:
 
 
 def _others(file: Path) -> Iterable[Path]:
-    """Return the other files of a model, with weights, the graph, or what other programs state about the input."""
+    """Return the other files of a model, with weights or the graph."""
     if not is_graph(file):
-        return () if METADATA_KEY in _metadata_of(file) else settings_files(file)
+        return ()
     return external_files(file) if file.suffix == ".onnx" else set(pair_of_files(file)) - {file}
+
+
+def _stated_origin(file: Path) -> Iterator[str]:
+    """Yield the program and the color order of weights of another program, if a file beside them may state it.
+
+    Not the file itself: it may state more, and beside other weights nothing reads it. The pixels that config.json of
+    timm states only decide whether the weights are refused.
+    """
+    if not is_graph(file) and METADATA_KEY not in _metadata_of(file):
+        with suppress(ModelError):  # an error when the model is opened
+            yield from filter(None, [read_weights(file)[1].get(ORIGIN_KEY)])

@@ -207,7 +207,7 @@ def _reverse_channels(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return weights
 
 
-def settings_files(path: Path) -> tuple[Path, Path, Path]:
+def _settings_files(path: Path) -> tuple[Path, Path, Path]:
     """Return the files beside weights that may state the input of their network; timm writes the last one."""
     folder = path.parent
     return path.with_suffix(".yaml"), folder / "pretrained_model" / "model.yaml", folder / "config.json"
@@ -215,7 +215,7 @@ def settings_files(path: Path) -> tuple[Path, Path, Path]:
 
 def _read_color_order(path: Path) -> str:
     """Return RGB or BGR from the file that CVLface writes beside its weights."""
-    files = settings_files(path)
+    files = _settings_files(path)
     for file in files:
         if file.is_file():
             content = _read_settings(file)
@@ -232,7 +232,7 @@ def _read_color_order(path: Path) -> str:
 
 def stated_statistics(path: Path) -> ChannelStatistics | None:
     """Return the mean and standard deviation that timm's config.json beside the weights states; None without one."""
-    file = settings_files(path)[-1]
+    file = _settings_files(path)[-1]
     if not file.is_file():
         return None
     stated = _read_settings(file).get("pretrained_cfg") or {}

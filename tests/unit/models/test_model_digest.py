@@ -56,18 +56,25 @@ def test_both_files_of_an_mxnet_model_count(given, tmp_path):
     assert len(set(digests)) == 3
 
 
-def test_what_other_programs_state_beside_their_weights_counts_and_beside_a_model_file_does_not(tmp_path):
-    path, own = tmp_path / "cvlface.pt", tmp_path / "model.safetensors"
-    torch.save({"net.conv1.weight": torch.ones(3)}, path)
-    write_model(own)
-    digests, own_digests = [], []
-    for file in ("cvlface.yaml", "pretrained_model/model.yaml", "config.json"):
-        (tmp_path / file).parent.mkdir(exist_ok=True)
-        for color_space in ("RGB", "BGR"):
-            (tmp_path / file).write_text(f"color_space: {color_space}\n")
-            digests.append(digest_model_files(path))
-            own_digests.append(digest_model_files(own))
-    assert len(set(digests)) == 6 and len(set(own_digests)) == 1
+def test_the_color_order_beside_weights_counts_and_nothing_else_that_is_stated_there(tmp_path):
+    files = {
+        name: tmp_path / name for name in ("cvlface.pt", "arcface.pt", "other.safetensors", "own.safetensors")
+    }
+    torch.save({"net.conv1.weight": torch.ones(3)}, files["cvlface.pt"])
+    torch.save({"conv1.weight": torch.ones(3)}, files["arcface.pt"])
+    save_file({"conv1.weight": torch.ones(3)}, files["other.safetensors"])
+    write_model(files["own.safetensors"])
+    digests = {name: [digest_model_files(file)] for name, file in files.items()}
+    for place in ("config.json", "pretrained_model/model.yaml", "cvlface.yaml"):
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        for more in ("", ', "more": 1'):
+            for color_space in ("RGB", "BGR"):
+                (tmp_path / place).write_text(f'{{"color_space": "{color_space}"{more}}}')
+                for name, file in files.items():
+                    digests[name].append(digest_model_files(file))
+    unstated, *stated = digests.pop("cvlface.pt")
+    assert stated == stated[:2] * 6 and len({unstated, *stated}) == 3
+    assert all(len(set(same)) == 1 for same in digests.values())
 
 
 def test_another_model_in_the_place_of_a_file_has_another_digest_and_a_missing_one_is_an_error(tmp_path):
