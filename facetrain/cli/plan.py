@@ -66,14 +66,16 @@ def _sizes(config: Config, *, counts_images: bool) -> tuple[int | None, int | No
     """Return the number of identities, and of images of an epoch if they are to be counted.
 
     The identities are those of the config, or else of the dataset. The images are those of the dataset, in which an
-    image may have a weight; or if it is not within reach, those of the config.
+    image may have a weight; or if it is not on this machine, those of the config. An address is read only if the config
+    lacks a number: this machine may have no access to it.
     """
     from facetrain.data.build import open_training_data
     from facetrain.data.loading.sampler import epoch_size
     from facetrain.remote.address import is_read_in_place
 
     data = config.data
-    is_there = is_read_in_place(data.train) or Path(data.train).exists()
+    has_both = data.num_classes and data.num_images
+    is_there = Path(data.train).exists() or (is_read_in_place(data.train) and not has_both)
     if not is_there or (data.num_classes and not counts_images):
         return data.num_classes, data.num_images
     source = open_training_data(data)

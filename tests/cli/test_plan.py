@@ -174,6 +174,8 @@ def test_the_images_of_a_mixture_count_with_their_weights_where_the_data_is_ther
             mixture.write_text("datasets: [{path: data, weight: 4}]\n")
         config = build_config({"data": {"train": str(mixture), **given}}, "test")
         assert _sizes(config, counts_images=True) == (10, images)
+    config = build_config({"data": {"train": "s3://bucket/set", **given}}, "test")
+    assert _sizes(config, counts_images=True) == (10, 40), "this machine may have no access to it"
 
 
 NOT_DIVIDED = ("--gpus", 3, "--set", "train.batch_size=null", "--set", "train.global_batch_size=1024")
