@@ -164,7 +164,7 @@ def _bring_disk_to(plan: RunPlan, config: Config, ranks: Ranks, hosts: Hosts) ->
         left = ", ".join(leave_after(folder, -1, keep_parts=config.checkpoint.keep))
         warn(
             f"{config.checkpoint.mirror}: has no checkpoint of this run, and no host has all files of one: it begins "
-            f"again at step 0; the parts on this host are kept in {folder / CHECKPOINTS} as {left}"
+            f"again at step 0; the newest parts on this host are kept in {folder / CHECKPOINTS} as {left}"
         )
     elif plan.step is None:
         require_replaceable(folder)

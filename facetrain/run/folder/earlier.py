@@ -89,12 +89,12 @@ def has_had_checkpoint(folder: Path) -> bool:
 
 
 def leave_after(folder: Path, step: int, *, keep_parts: int | None = None) -> list[str]:
-    """Rename checkpoints and model file after a step to `left_…`, when a run resumes from it; return the new names.
+    """Rename checkpoints and model file after a step to `left_…`, when a run resumes from it; return the names kept.
 
     They belong to a course of training that the run leaves. They are kept, but no longer count as its own. With
     `keep_parts`, the run does not leave it but trains these steps again, because a host with a part of each checkpoint
     is lost: a checkpoint that this disk has in part is renamed to `lost_…`. Of all that were, the newest `keep_parts`
-    stay, as long as the run has not come to their steps again.
+    stay, as long as the run has not come to their steps again; they are named if one was renamed now.
     """
     lost = [] if keep_parts is None else _lose_parts_after(folder / CHECKPOINTS, step, keep_parts)
     checkpoints, model = folder / CHECKPOINTS, folder / MODEL_FILE
@@ -109,18 +109,17 @@ def leave_after(folder: Path, step: int, *, keep_parts: int | None = None) -> li
 
 
 def _lose_parts_after(checkpoints: Path, step: int, keep: int) -> list[str]:
-    parts = [step_folder(checkpoints, each) for each in complete_steps(checkpoints) if each > step]
-    renamed = list[Path]()
+    later = [step_folder(checkpoints, each) for each in complete_steps(checkpoints) if each > step]
+    parts = [path for path in later if not is_whole(path)]
     for part in parts:
-        if not is_whole(part):
-            target = part.with_name(f"lost_{part.name}")
-            remove(target)  # of an earlier restart
-            renamed.append(part.rename(target))
+        target = part.with_name(f"lost_{part.name}")
+        remove(target)  # of an earlier restart
+        part.rename(target)
     lost = {int(name[1]): path for path in checkpoints.glob("lost_*") if (name := _LOST.fullmatch(path.name))}
     kept = sorted(each for each in lost if each > step)[-keep:]
     for each in lost.keys() - kept:
         remove(lost[each])
-    return [path.name for path in renamed if path.exists()]
+    return [lost[each].name for each in kept if parts]
 
 
 def missing_newest(folder: Path) -> str | None:
