@@ -48,9 +48,9 @@ class OwnNetwork(Backbone):
         return feature
 
     def adapted(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return weights of the module itself under the names of this backbone; other weights as they are."""
+        """Return weights with names of the module itself under those of this backbone; other weights as they are."""
         renamed = {f"network.{name}": weight for name, weight in weights.items()}
-        return renamed if renamed.keys() <= self.state_dict().keys() else weights
+        return renamed if renamed.keys() & self.state_dict().keys() else weights
 
     def regions(self) -> Iterator[tuple[nn.Module, str]]:
         """Yield the whole network."""

@@ -43,11 +43,6 @@ _ADAFACE_CENTERS = "head.kernel"
 """Name of the class centers (D, K) in the `state_dict` of AdaFace's checkpoints."""
 _RANK_FILE = re.compile(r"checkpoint_gpu_(\d+)\.pt")
 """Checkpoint of one rank, as arcface_torch names it."""
-_SAVE_OWN = (
-    "; save the weights of a network of one's own by "
-    "`torch.save({f'network.{name}': weight for name, weight in net.state_dict().items()}, FILE)`"
-)
-"""Advice on names that cannot be those of the module: a file can have the network as the part `backbone` of another."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +83,8 @@ def initialize_backbone(
     """
     description: dict[str, Any] = {}
     if not is_graph(path):
-        weights, description, origin = read_model(path)
+        own = backbone.network.state_dict().keys() if isinstance(backbone, OwnNetwork) else frozenset()
+        weights, description, origin = read_model(path, own)
         require_trainable_input(description, origin)
         warn_of_other_code(description, origin)
         if isinstance(backbone, TimmNetwork):
@@ -114,12 +110,8 @@ def initialize_backbone(
     try:
         load_weights_into(backbone, weights, str(path))
     except ModelError as error:
-        more = ""
-        if found := _network_of(weights, path):
-            more = f"; the file has {found}"
-        elif isinstance(backbone, OwnNetwork) and not description:
-            more = _SAVE_OWN
-        raise ModelError(f"{error}{more}") from error
+        found = _network_of(weights, path)
+        raise ModelError(f"{error}; the file has {found}" if found else str(error)) from error
     return description
 
 

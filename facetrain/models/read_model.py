@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,8 +43,8 @@ def is_graph(path: Path) -> bool:
     return path.suffix in _GRAPH_SUFFIXES and not path.is_dir()
 
 
-def read_model(path: Path) -> StoredModel:
-    """Read any input of `open_model` but a graph.
+def read_model(path: Path, own_names: Set[str] = frozenset()) -> StoredModel:
+    """Read any input of `open_model` but a graph; see `read_weights` for `own_names`.
 
     Raises:
         ModelError: the file is missing or damaged.
@@ -55,7 +56,7 @@ def read_model(path: Path) -> StoredModel:
         _warn_of_damaged_checkpoint(path)
         path = file
     if not path.is_dir():
-        return _read_file(path)
+        return _read_file(path, own_names)
     checkpoint = open_checkpoint(path)
     weights, description = checkpoint.replicated("backbone."), checkpoint.meta.get("model", {})
     origin = str(checkpoint.folder)
@@ -97,8 +98,8 @@ def warn_of_other_code(description: dict[str, Any], origin: str) -> None:
         )
 
 
-def _read_file(path: Path) -> StoredModel:
-    weights, metadata = read_weights(path)
+def _read_file(path: Path, own_names: Set[str]) -> StoredModel:
+    weights, metadata = read_weights(path, own_names)
     try:
         description = parse_json(metadata.get(METADATA_KEY, "{}"))
         if not isinstance(description, dict):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 import zipfile
+from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +40,14 @@ _BACKBONE = "backbone."
 """Prefix of the backbone's parameter names in a network with a head, whose other weights are left out."""
 
 
-def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+def read_weights(path: Path, own_names: Set[str] = frozenset()) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the tensors of a file by name, and the metadata of a .safetensors file.
 
     Of arcface_torch both kinds of files are read: `model.pt`, which has the backbone alone, and
     `checkpoint_gpu_0.pt`, of which the backbone is returned. The backbones of AdaFace's Lightning checkpoints, of
     CVLface's files and of MagFace's are returned with our names and for RGB images; the metadata then have
-    `ORIGIN_KEY`, and of MagFace's `FRACTIONS_KEY`.
+    `ORIGIN_KEY`, and of MagFace's `FRACTIONS_KEY`. Weights whose names are all in `own_names`, those of a network of
+    one's own, are not converted: its parts may have the names that other programs use.
 
     Raises:
         ModelError: the file is missing, contains something else than tensors, or has an unknown color order.
@@ -58,6 +60,9 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     else:
         weights, metadata = _read_state_dict(path), {}
     if METADATA_KEY in metadata:  # facetrain wrote it: its names and its color order are known
+        return weights, metadata
+    weights = {_without_prefixes(name): tensor for name, tensor in weights.items()}
+    if weights.keys() <= own_names:
         return weights, metadata
     # After the checksum: it is of the tensors as they are stored.
     converted = convert_published(_backbone_of(weights), path)
@@ -84,8 +89,7 @@ def _read_state_dict(path: Path) -> dict[str, Tensor]:
 
 
 def _backbone_of(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights of the backbone without the prefixes of their names."""
-    weights = {_without_prefixes(name): tensor for name, tensor in weights.items()}
+    """Return the weights of the backbone, if there is one with this name, without the prefixes of their names."""
     inner = below(weights, _BACKBONE)
     return {_without_prefixes(name): tensor for name, tensor in inner.items()} or weights
 

@@ -199,18 +199,44 @@ def test_weights_of_another_published_network_are_named(tmp_path):
         initialize_backbone(build_backbone("r34"), tmp_path / "model.pt", None)
 
 
+def own_network(part, size=8):
+    """Return a network of one's own whose first layer is in a part of this name."""
+    layers = {part: nn.Sequential(OrderedDict(conv1=nn.Conv2d(3, 4, 16))), "flatten": nn.Flatten()}
+    network = nn.Sequential(OrderedDict(layers, fc=nn.Linear(4, size)))
+    return OwnNetwork(network, embedding_size=size, image_size=16)
+
+
 @pytest.mark.parametrize("part", ["stem", "net", "backbone"])
-def test_a_network_of_ones_own_takes_the_weights_of_its_module(tmp_path, part):
-    modules = {part: nn.Conv2d(3, 4, 16), "flatten": nn.Flatten(), "fc": nn.Linear(4, 8)}
-    backbone = OwnNetwork(nn.Sequential(OrderedDict(modules)), embedding_size=8, image_size=16)
-    saved = {name: torch.full_like(value, 2.0) for name, value in backbone.network.state_dict().items()}
+@pytest.mark.parametrize("prefix", ["", "module.", "network."])
+def test_a_network_of_ones_own_takes_the_weights_of_its_module(tmp_path, part, prefix):
+    backbone = own_network(part)
+    saved = {
+        f"{prefix}{name}": torch.full_like(value, 2.0)
+        for name, value in backbone.network.state_dict().items()
+    }
     torch.save(saved, tmp_path / "my.pt")
-    if part == "backbone":  # as if the network were this part of another one
-        with pytest.raises(ModelError, match=r"my\.pt: .* missing .*; save .*f'network\.\{name\}': weight"):
-            initialize_backbone(backbone, tmp_path / "my.pt", None)
-        torch.save({f"network.{name}": weight for name, weight in saved.items()}, tmp_path / "my.pt")
     initialize_backbone(backbone, tmp_path / "my.pt", None)
     assert all(bool((value == 2).all()) for value in backbone.state_dict().values())
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (lambda saved: saved.pop("fc.bias"), r"1 missing \(network\.fc\.bias\)"),
+        (lambda saved: saved.update(more=torch.ones(3)), r"1 unexpected \(network\.more\)"),
+        (
+            lambda saved: saved.update(own_network("stem", size=9).network.state_dict()),
+            r"2 of another shape \(network\.fc\.weight, network\.fc\.bias\)",
+        ),
+    ],
+)
+def test_what_does_not_fit_a_network_of_ones_own_is_named(tmp_path, change, found):
+    backbone = own_network("stem")
+    saved = backbone.network.state_dict()
+    change(saved)
+    torch.save(saved, tmp_path / "my.pt")
+    with pytest.raises(ModelError, match=rf"my\.pt: does not fit the network: weights {found}$"):
+        initialize_backbone(backbone, tmp_path / "my.pt", None)
 
 
 def test_the_newest_checkpoint_of_a_run_that_is_gone_is_named(tmp_path):
