@@ -137,6 +137,10 @@ def _build_catalog(files: Sequence[Path], skipped: list[SkippedFile]) -> Columns
                 raise DataError(
                     f"{path}: has no column {', '.join(missing)}, unlike {files[0]}; rename its columns"
                 )
+            if repeated := [name for name in (image, label) if file.schema_arrow.names.count(name) > 1]:
+                raise DataError(
+                    f"{path}: has several columns with the name {repeated[0]}; rename all but one"
+                )
             names.append(arrow_columns.class_names(file.schema_arrow, label))
             groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
             group_bytes = max([group_bytes, *(group.total_byte_size for group in groups)])

@@ -40,6 +40,15 @@ def test_parquet_without_the_columns_is_refused(tmp_path):
         open_dataset(tmp_path)
 
 
+@pytest.mark.parametrize("repeated", ["image", "label"])
+def test_two_columns_of_one_name_are_refused_and_no_damage(tmp_path, repeated):
+    names = sorted(["image", "label", repeated])
+    columns = [pa.array([encoded_image(0)]) if name == "image" else pa.array([0]) for name in names]
+    pq.write_table(pa.Table.from_arrays(columns, names=names), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=rf"a\.parquet: has several columns with the name {repeated}; rename"):
+        open_dataset(tmp_path)
+
+
 @pytest.mark.parametrize("nested", [False, True])
 def test_images_of_a_plain_column_are_read_in_place(tmp_path, nested, monkeypatch):
     monkeypatch.setattr(parquet, "_FIND_BYTES", 1)  # images are at all borders of what is searched at once
