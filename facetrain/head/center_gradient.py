@@ -112,8 +112,10 @@ class AccumulatedGradient:
 
         return add
 
-    def take(self) -> list[tuple[Rows, Tensor]]:
+    def take(self, device: torch.device) -> list[tuple[Rows, Tensor]]:
         """Return (rows, gradient) with every row at most once, and start again from zero.
+
+        Rows of samples are on `device`, gradients where they were computed.
 
         Raises:
             UsageError: the slices of the micro-batches differ.
@@ -127,7 +129,7 @@ class AccumulatedGradient:
         of_slices, of_samples, self._of_slices, self._of_samples = self._of_slices, self._of_samples, {}, []
         return [
             *((slice(*bounds), gradient_CD) for bounds, gradient_CD in of_slices.items()),
-            *((to_device(index_S, gradient_SD.device), gradient_SD) for index_S, gradient_SD in of_samples),
+            *((to_device(index_S, device), gradient_SD) for index_S, gradient_SD in of_samples),
         ]
 
     def _merge_samples(self) -> None:

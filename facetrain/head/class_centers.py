@@ -22,8 +22,11 @@ from facetrain.head.row_file import DiskRows, Layout
 from facetrain.head.stochastic_rounding import Noise, round_to_bfloat16, round_to_int8
 
 Rows = slice | Tensor
-"""Rows of a table: consecutive ones as a slice, or selected ones as an int64 index; without repetitions where rows are
-written, and ascending where the optimizer updates them."""
+"""Rows of a table: consecutive ones as a slice, or selected ones as an int64 index.
+
+An index is on the table's device where rows are read, has no repetitions where they are written, and ascends where the
+optimizer updates them.
+"""
 
 NOISE, CENTERS, MARGINS = 1, 2, 3
 """Numbers that separate the random keys of a head's seed: of stochastic rounding, the first centers, and margins."""
@@ -84,7 +87,7 @@ class RowTable:
             # On the device this is a view, so that an update in place needs no copy back.
             return self.data[rows].to(self._device, non_blocking=True, copy=self.copies_slices)
         # Several times faster than indexing on a CPU.
-        selected = torch.index_select(self.data, 0, rows.to(self.data.device))
+        selected = torch.index_select(self.data, 0, rows)
         return to_device(selected, self._device) if self.is_elsewhere else selected
 
     def read(self, rows: Rows) -> Tensor:
@@ -136,6 +139,11 @@ class RowTables:
         self._file = file
         self.is_written_back = False
         """Whether these are copies whose rows have gone back to their tables: later changes would be lost."""
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the tables: the CPU for a file on disk."""
+        return self.by_name["weight"].data.device
 
     @property
     def on_host(self) -> bool:

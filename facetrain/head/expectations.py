@@ -29,7 +29,7 @@ from facetrain.head.class_centers import RowTables
 from facetrain.head.class_shard import row_pieces
 from facetrain.head.margins.base import Margin
 from facetrain.head.row_file import Layout
-from facetrain.head.sampling import Stage
+from facetrain.head.sampling import Stage, on_device
 from facetrain.head.sharded_softmax import ClassSweep, exchange_statistics
 from facetrain.head.target import TargetClass, find_target, target_rows
 
@@ -144,7 +144,7 @@ class ExpectationPass:
             return
         # A NaN would stay in an average for good; centers and expectations skip the same steps.
         is_local_G = target.is_local_G & finite
-        row_G = target_rows(target.position_G, sweep.sampled.index_S)
+        row_G = target_rows(sweep.sampled)
         # Of the whole batch from the same old values, so that the order of its images does not matter.
         old_GD = sweep.weight.fetch(row_G).to(unit_GD.dtype)
         moved_GD = (1 - torch.sigmoid(target.cos_G))[:, None] * (unit_GD - old_GD)
@@ -159,6 +159,7 @@ class ExpectationPass:
         # Samples of other ranks' classes repeat the write of a sample of this rank. Without one, all of them write row
         # 0 as it is. The index has a dimension: for `row_G[some]` with a scalar, the host would wait for its value.
         some = is_local_G.to(torch.uint8).argmax(0, keepdim=True)
+        row_G = on_device(row_G, is_local_G.device)
         row_G = torch.where(is_local_G, row_G, row_G.index_select(0, some))
         new_GD = torch.where(is_local_G[:, None], new_GD, new_GD.index_select(0, some))
         sweep.weight.store(row_G, new_GD)

@@ -441,7 +441,7 @@ class PartialFC(BaseHead):
         valid = skip == 0
         # From the tables themselves: with several micro-batches no rows are prefetched, since they would miss this
         # update.
-        for rows, gradient in self._gradient.take():
+        for rows, gradient in self._gradient.take(self._tables.device):
             self._optimizer.update(self._tables.by_name, rows, gradient.div_(grad_scale), valid)
         self._begun = False
 

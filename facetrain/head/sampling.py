@@ -64,7 +64,7 @@ class SampledClasses:
 
     tables: RowTables
     index_S: Tensor | None
-    """Their rows in `tables`; None: all rows."""
+    """Their rows in `tables`, where the tables are; None: all rows."""
     position_G: Tensor
     """Position of each sample's target class among the S; −1 if the class is on another rank."""
     target_row_G: Tensor | None = None
@@ -126,11 +126,11 @@ class ClassSampler:
             )
         local = label_G.numpy() - self._shard.start
         local[(local < 0) | (local >= self._shard.size)] = -1
+        # From tables in host memory, the targets are read by index there.
+        target_row_G = torch.from_numpy(np.maximum(local, 0)) if self._tables.on_host else None
         if self._rate >= 1:
-            # All classes, from tables in host memory: the targets are read by index there, and the chunks follow as
-            # slices.
-            rows = torch.from_numpy(np.maximum(local, 0))
-            return SampledClasses(self._tables, None, to_device(local, self.device), rows)
+            # All classes: the chunks are read as slices.
+            return SampledClasses(self._tables, None, to_device(local, self.device), target_row_G)
         # The classes of the batch always take part: a sample without its target class has no loss.
         positive = distinct(local[local >= 0])
         # Draws of steps that are over; a second micro-batch of this step uses its draw again.
@@ -147,8 +147,10 @@ class ClassSampler:
         class_S = np.insert(drawn, np.searchsorted(drawn, added), added)
         self._tables.read_ahead(torch.from_numpy(class_S))
         position = np.where(local < 0, -1, np.searchsorted(class_S, local))
-        index_S = to_device(class_S, self.device)
-        return SampledClasses(self._tables, index_S, to_device(position, self.device), host_index_S=class_S)
+        index_S = to_device(class_S, self._tables.device)
+        return SampledClasses(
+            self._tables, index_S, to_device(position, self.device), target_row_G, host_index_S=class_S
+        )
 
     def flush(self) -> None:
         """Wait until all changed rows are written to the tables."""

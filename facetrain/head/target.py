@@ -54,10 +54,12 @@ class TargetClass:
         return sample_G, torch.searchsorted(position_G, class_S1, out_int32=True)
 
 
-def target_rows(position_G: Tensor, index_S: Tensor | None) -> Tensor:
-    """Return the table's row of each target class; an arbitrary row for classes on other ranks."""
-    position_G = position_G.clamp_min(0)
-    return position_G if index_S is None else index_S[position_G]
+def target_rows(sampled: SampledClasses) -> Tensor:
+    """Return the row of each target class, where the tables are; an arbitrary row for classes on other ranks."""
+    if sampled.target_row_G is not None:
+        return sampled.target_row_G
+    position_G = sampled.position_G.clamp_min(0)
+    return position_G if sampled.index_S is None else sampled.index_S[position_G]
 
 
 def find_target(
@@ -84,8 +86,7 @@ def find_target(
     cos_G = unit_GD.new_zeros(len(unit_GD))
     # A rank without classes in the step has no row to use in place of the others' targets.
     if len(weight.data if index_S is None else index_S):
-        rows = target_rows(position_G, index_S) if sampled.target_row_G is None else sampled.target_row_G
-        weight_GD = weight.fetch(rows).to(unit_GD.dtype)
+        weight_GD = weight.fetch(target_rows(sampled)).to(unit_GD.dtype)
         # In the precision of the embeddings, whatever the dtype of the large products: the slope of an angular margin
         # grows without bound near a cosine of 1.
         inverse_norm_G = torch.linalg.vector_norm(weight_GD, dim=1).clamp_min(1e-12).reciprocal()

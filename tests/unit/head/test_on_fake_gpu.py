@@ -30,6 +30,12 @@ OPTIONS = {
     "sampled, accumulated": {"sample_rate": 0.2, "update_in_backward": False},
     "not trained": {"trained": False, "update_in_backward": False},
     "sampled, not trained": {"sample_rate": 0.2, "trained": False, "update_in_backward": False},
+    "sampled on the host, not trained": {
+        "sample_rate": 0.2,
+        "placement": "host",
+        "trained": False,
+        "update_in_backward": False,
+    },
 }
 CASES = [*((name, "arcface") for name in OPTIONS), *(("softmax", margin) for margin in OTHER_MARGINS)]
 
@@ -86,10 +92,23 @@ def test_a_step_that_is_not_finite_changes_no_table(optimizer):
             assert not torch.equal(head.row_state()["weight"].cpu(), before["weight"])
 
 
-def test_micro_batches_with_other_classes_never_block_the_host():
+@pytest.mark.parametrize("stages", [(), (Stage(0, 0.2, "moving"),)], ids=["sampled", "sampled, expectations"])
+def test_micro_batches_with_other_classes_block_the_host_only_to_store_rows_there(
+    stages, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("facetrain.head.settings.CLASSES_PER_READ", 1)  # the same sample in each placement
+    on_device, in_memory, on_disk = (train(place, stages, tmp_path) for place in ("device", "host", "disk"))
+    for name, table in on_device.items():
+        assert torch.equal(table, in_memory[name]) and torch.equal(table, on_disk[name]), name
+
+
+def train(placement, stages, folder):
+    """Train on a fake GPU with three micro-batches a step, check the waits, and return the tables."""
+    torch.manual_seed(0)
     with fake_gpu(capability=(7, 0)) as gpu:
         head = make_head(
-            embedding_size=32, num_classes=500, sample_rate=0.2, update_in_backward=False, device=GPU, chunk_size=64
+            embedding_size=32, num_classes=500, sample_rate=0.2, stages=stages, update_in_backward=False, device=GPU,
+            chunk_size=64, placement=placement, folder=folder,
         )  # fmt: skip
         for number in range(2):
             gpu.step = number
@@ -100,7 +119,11 @@ def test_micro_batches_with_other_classes_never_block_the_host():
                 embedding = torch.randn(16, 32, device=GPU, requires_grad=True)
                 head(embedding, label.pin_memory().to(GPU, non_blocking=True)).backward()
             head.step(torch.full((), 3.0, device=GPU), torch.full((), 0.0, device=GPU))
-    assert not gpu.faults and not gpu.waits[1] and not gpu.pageable[1]
+        gpu.step = 2
+        tables = {name: table.cpu().clone() for name, table in head.row_state().items()}
+    waits = set() if placement == "device" else {"head/class_centers:store copy to the host"}
+    assert not gpu.faults and gpu.waits[1] == waits and not gpu.pageable[1]
+    return tables
 
 
 class Products(TorchDispatchMode):
@@ -147,4 +170,4 @@ def test_the_products_run_in_16_bits_on_gpus_that_are_faster_at_it(
     is_fused = dtype == torch.bfloat16
     assert len(found) == is_fused and products.dtypes + found == [(dtype, dtype)] * 3
     assert head.chunk_type is (FusedChunk if is_fused else None)
-    assert not head._gradient.take() and not gpu.waits[0], "the gradient of all centers is never collected"
+    assert not head._gradient.take(GPU) and not gpu.waits[0], "the gradient of all centers is never collected"
