@@ -5,6 +5,10 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable, Iterator
 
+QUOTE_ADVICE = (
+    'close every quote right before a comma or the line end, and write one inside a field in quotes as ""'
+)
+
 
 def csv_rows(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
     """Yield the number of the first line of each row, from 1, and its fields; empty lines are skipped.
@@ -19,6 +23,4 @@ def csv_rows(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
                 yield line, row
             line = reader.line_num + 1
     except csv.Error as error:
-        raise csv.Error(
-            f'line {line}: {error}; close every quote, and write one inside a field in quotes as ""'
-        ) from error
+        raise csv.Error(f"line {line}: {error}; {QUOTE_ADVICE}") from error

@@ -34,6 +34,7 @@ from facetrain.data.images.header import IMAGE_SUFFIXES, MAX_PIXELS
 from facetrain.data.skipped_files import SkippedFile
 from facetrain.errors import DataError
 from facetrain.files import error_reason
+from facetrain.strict_csv import QUOTE_ADVICE
 from facetrain.text import printable
 
 _BYTE_ORDER_MARK = "\ufeff"
@@ -226,8 +227,8 @@ def _found(text: str) -> str:
     words = text.split()
     if any(_is_image_path(part.strip(' "')) for part in text.split(";")[:-1]):
         return ": its fields are separated by `;`, write commas or tabs"
-    if "," in text and text.count('"') % 2:
-        return ": its quotes do not match"
+    if "," in text and _fields(text) == [text]:  # quotes that do not match
+        return f": {QUOTE_ADVICE}"
     if _is_image_path(text):
         return ": it has no identity, add one after a tab"
     if _is_image_path(words[0]):

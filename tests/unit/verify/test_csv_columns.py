@@ -53,6 +53,10 @@ def test_columns_without_a_name_are_left_out(tmp_path):
         ('a,b\n"' + "x" * 200_000, "line 2: field larger than field limit"),
         ('a,b\n\n1,"Ann\n2,Bob\n3,Cy\n', "line 3: unexpected end of data; close every quote"),
         ('a,b\n1,"Ann\n2,Bob\n3,"Cy\n', "line 2: ',' expected after '\"'; close every quote"),
+        (
+            'a,b\n1,"Ann" \n',
+            "line 2: ',' expected after '\"'; close every quote right before a comma or the line end",
+        ),
     ],
 )
 def test_a_table_without_distinct_names_or_the_end_of_a_quote_is_refused(tmp_path, text, message):

@@ -130,9 +130,10 @@ def test_an_identity_has_the_name_in_the_list_and_a_label_its_number(tmp_path):
         (b"1\ta/1.png\t0\n1\ta/2.png\t11\tb.png\t1\n", "line 2: .* has no clear path and identity"),
         (b"1\ta/1.png\t0" + 14 * b"\t1" + b"\n", "line 1: .* has no clear path and identity"),
         (b"0 a/1.png 0" + 13 * b" 1" + b" nan\n", "line 1"),
-        (b'a/1.png,ann\n"a/2.png,ann\n', "line 2: .*: its quotes do not match"),
-        (b'a/1.png,ann\na/2.png,"ann\n', "line 2: .*: its quotes do not match"),
-        (b'a/1.png,ann\na/2.png,"ann "x" lee"\n', "line 2"),
+        (b'a/1.png,ann\n"a/2.png,ann\n', "line 2: .*: close every quote right before a comma"),
+        (b'a/1.png,ann\na/2.png,"ann\n', "line 2: .*: close every quote right before a comma"),
+        (b'a/1.png,ann\na/2.png,"ann "x" lee"\n', "line 2: .*: close every quote right before a comma"),
+        (b'a/1.png,ann\n"a/2.png" ,"ann"\n', "line 2: .*: close every quote right before a comma"),
         (b"", ""),
     ],
 )
