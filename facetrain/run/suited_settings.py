@@ -118,14 +118,16 @@ def _precision(has_gpu: bool, has_bfloat16: bool) -> Suited:
 
 
 def suited_rate(facts: RunFacts) -> Suited:
-    """Return the published learning rate for the optimizer and the batch."""
+    """Return the learning rate for the optimizer and the batch, by those that are published."""
     if facts.optimizer == "adamw":
         return Suited("optim.lr", _ADAMW_RATE, "as published with AdamW")
     batches, rates = np.array(_SGD_BATCHES), np.array(_SGD_RATES)
     nearest = float(np.clip(facts.batch, batches[0], batches[-1]))
     rate = np.exp(np.interp(np.log(nearest), np.log(batches), np.log(rates))) * facts.batch / nearest
-    reason = f"for {facts.batch:,} images per step, by the published rates of SGD"
-    return Suited("optim.lr", float(f"{rate:.2g}"), reason)
+    by = "by the published rates of SGD"
+    if facts.batch != nearest:
+        by = f"in proportion to the published rate for {nearest:,.0f}"
+    return Suited("optim.lr", float(f"{rate:.2g}"), f"for {facts.batch:,} images per step, {by}")
 
 
 def with_suited_precision(config: Config) -> Config:
@@ -162,11 +164,11 @@ def unsuited_settings(config: Config, facts: RunFacts) -> Iterator[tuple[Suited,
                 yield suited, f"this CPU computes {precision} many times slower than {suited.value}"
         # Trained weights and Muon take other rates than those that are published for SGD and random weights.
         elif suited.key == "optim.lr" and not (config.model.init_from or config.optim.muon):
-            rate, published = config.optim.lr, float(suited.value)
-            is_far = max(rate / published, published / rate) > _MOST_FACTOR
+            rate, better = config.optim.lr, float(suited.value)
+            is_far = max(rate / better, better / rate) > _MOST_FACTOR
             if is_far and not _is_published(config, facts.batch):
-                side = "above" if rate > published else "below"
-                yield suited, f"a rate of {rate:g} is far {side} the published {published:g}"
+                side = "above" if rate > better else "below"
+                yield suited, f"a rate of {rate:g} is far {side} {better:g}"
 
 
 def _is_published(config: Config, batch: int) -> bool:

@@ -187,5 +187,5 @@ def test_a_run_records_the_batch_that_it_has_chosen_and_a_resume_keeps_it(descri
     log = (folder / "log.txt").read_text()
     assert "--batch auto: 24 images per process, 24 per step" in log
     assert "has no effect" not in log, "the scaling of the rate"
-    assert log.count("optim.lr: a rate of 0.05 is far above the published 0.0037") == 1, "not at the resume"
+    assert log.count("optim.lr: a rate of 0.05 is far above 0.0037; ") == 1, "not at the resume"
     assert load_config(folder / "config.yaml").train.global_batch_size == 24

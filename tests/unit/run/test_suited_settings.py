@@ -102,7 +102,11 @@ def test_published_batches_have_the_published_rates_and_a_preset_stays_as_it_is(
     rates = {}
     for batch in (64, 128, 512, 1024, 4096, 8192):
         known = suited.RunFacts(**vars(facts) | {"batch": batch})
-        rates[batch] = suited.suited_settings(known)[2].value
+        rate = suited.suited_settings(known)[2]
+        rates[batch] = rate.value
+        nearest = {64: "128", 8192: "4,096"}.get(batch)
+        assert ("by the published rates" in rate.reason) == (nearest is None), rate.reason
+        assert not nearest or rate.reason.endswith(f"in proportion to the published rate for {nearest}")
     assert rates == {
         64: 0.01,
         128: 0.02,
