@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -24,6 +25,8 @@ CLOSE_S = 60.0
 _HURRIED_S = 5.0
 """The same for a run that fails, or that a signal ends. Others wait meanwhile: the ranks for the leader, and its
 watchdog, which ends it 8 s after the loss of a rank."""
+_QUIET_S = 1.0
+"""Seconds of a wait for sinks after which a line says that the run waits."""
 TENSORBOARD = "facetrain.telemetry.tensorboard:TensorBoard"
 SINKS = {
     "wandb": "facetrain.telemetry.weights_and_biases:WeightsAndBiases",
@@ -152,9 +155,13 @@ class Sinks:
 
         Wait for so many seconds at most, for all together: a server may be gone.
         """
-        deadline = time.monotonic() + limit_s
+        began_at = time.monotonic()
         closing = [(client, client.begin_close()) for client in self._clients]
-        self._clients = []
+        self._clients, deadline, quiet = [], began_at + limit_s, began_at + min(_QUIET_S, limit_s)
+        slow = [client.name for client, _ in closing if not client.ends_within(quiet - time.monotonic())]
+        if slow and deadline > quiet:
+            wait = f"waiting up to {limit_s:g} s for the last metrics of {', '.join(slow)}"
+            print(wait, file=sys.stderr, flush=True)
         for client, outcome in closing:
             if not client.ends_within(deadline - time.monotonic()):
                 warn(

@@ -199,6 +199,27 @@ def test_a_sink_whose_server_is_gone_holds_up_neither_the_others_nor_the_end_of_
         thread.join()
 
 
+def test_a_run_says_that_it_waits_for_a_sink(tmp_path, monkeypatch):
+    lines, server = [], threading.Event()
+
+    class WaitingSink:
+        def __init__(self, run):
+            pass
+
+        def close(self):
+            server.wait(60)
+
+    def say(line, **_):
+        lines.append(line)
+        server.set()
+
+    monkeypatch.setattr("facetrain.telemetry.sink.load_part", lambda place, key: WaitingSink)
+    monkeypatch.setattr("facetrain.telemetry.sink._QUIET_S", 0.0)
+    monkeypatch.setattr("builtins.print", say)
+    Sinks([OwnPart(type="own:Slow")], logged(tmp_path)).close(CLOSE_S)
+    assert lines == ["waiting up to 60 s for the last metrics of own:Slow"]
+
+
 def test_the_sinks_of_a_failed_run_are_waited_for_less_long_than_others_wait_for_their_rank():
     assert min(ranks._FAREWELL_S, watchdog_process._ENDED_S) - 2 > _HURRIED_S
 
