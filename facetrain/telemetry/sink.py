@@ -82,7 +82,7 @@ class _Client:
 
     def begin_close(self) -> Future[None]:
         """Begin to close the sink, after which its thread ends."""
-        closing = self._begin(self._sink.close)
+        closing = self._begin(lambda: self._sink.close())
         self._calls.put(None)
         return closing
 

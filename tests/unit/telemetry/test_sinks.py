@@ -134,6 +134,23 @@ def test_a_sink_that_cannot_be_opened_is_given_up_and_wrong_options_are_refused(
     assert OwnSink.closed == 1, "the one that was open"
 
 
+def test_a_sink_that_cannot_be_closed_does_not_keep_the_others_open(tmp_path, monkeypatch, capfd):
+    closed = []
+
+    class Open:
+        def __init__(self, run):
+            pass
+
+    class Closed(Open):
+        def close(self):
+            closed.append(True)
+
+    monkeypatch.setattr("facetrain.telemetry.sink.load_part", lambda place, key: parts[place])
+    parts = {"own:Open": Open, "own:Closed": Closed}
+    Sinks([OwnPart(type=place) for place in parts], logged(tmp_path)).close()
+    assert closed and "own:Open failed" in capfd.readouterr().err
+
+
 def test_sinks_that_were_given_up_are_closed_once(tmp_path, monkeypatch, capfd):
     closed = []
 
