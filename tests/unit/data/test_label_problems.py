@@ -69,7 +69,7 @@ def test_a_list_of_photos_with_landmarks_is_to_be_packed_first(tmp_path):
     points = "\t".join(map(str, np.arange(14)))
     (tmp_path / "a.lst").write_text(f"0\ta.png\t0\t{points}\n1\tb.png\t1\n")
     (tmp_path / "b.lst").write_text("1\ta.png\t0\n1\tb.png\t1\n")
-    with pytest.raises(DataError, match=r"1 images .*data pack"):
+    with pytest.raises(DataError, match=r"1 image .*data pack"):
         require_aligned(open_dataset(tmp_path / "a.lst"), "a.lst")
     require_aligned(open_dataset(tmp_path / "b.lst"), "b.lst")
 
