@@ -101,6 +101,11 @@ def load_part(place: str, named_by: str) -> Any:
     return part
 
 
+def is_of_other_code(part: object) -> bool:
+    """Return whether the class of an object is none of facetrain's."""
+    return type(part).__module__.partition(".")[0] != "facetrain"
+
+
 def _modules_of(part: Any, place: str) -> tuple[str, str]:
     """Return the names of the module that defines a part, and of the one that its place names, which may import it."""
     named = place.partition(":")[0]

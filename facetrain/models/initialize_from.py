@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from facetrain.models.preprocessing import require_trainable_input
 from facetrain.models.published_weights import stated_statistics
 from facetrain.models.read_model import is_graph, open_checkpoint, read_model, warn_of_other_code
 from facetrain.models.weight_files import load_weights_into, load_without_code, require_stored
+from facetrain.own_parts import is_of_other_code
 
 _ADAFACE_CENTERS = "head.kernel"
 """Name of the class centers (D, K) in the `state_dict` of AdaFace's checkpoints."""
@@ -83,8 +84,7 @@ def initialize_backbone(
     """
     description: dict[str, Any] = {}
     if not is_graph(path):
-        own = backbone.network.state_dict().keys() if isinstance(backbone, OwnNetwork) else frozenset()
-        weights, description, origin = read_model(path, own)
+        weights, description, origin = read_model(path, _own_names(backbone))
         require_trainable_input(description, origin)
         warn_of_other_code(description, origin)
         if isinstance(backbone, TimmNetwork):
@@ -113,6 +113,12 @@ def initialize_backbone(
         found = _network_of(weights, path)
         raise ModelError(f"{error}; the file has {found}" if found else str(error)) from error
     return description
+
+
+def _own_names(backbone: Backbone) -> Set[str]:
+    """Return the names of the weights of a network that is not facetrain's; none of another one."""
+    network = backbone.network if isinstance(backbone, OwnNetwork) else backbone
+    return network.state_dict().keys() if is_of_other_code(network) else frozenset()
 
 
 def _require_same_statistics(backbone: TimmNetwork, described: dict[str, Any], path: Path) -> None:

@@ -46,8 +46,8 @@ def read_weights(path: Path, own_names: Set[str] = frozenset()) -> tuple[dict[st
     Of arcface_torch both kinds of files are read: `model.pt`, which has the backbone alone, and
     `checkpoint_gpu_0.pt`, of which the backbone is returned. The backbones of AdaFace's Lightning checkpoints, of
     CVLface's files and of MagFace's are returned with our names and for RGB images; the metadata then have
-    `ORIGIN_KEY`, and of MagFace's `FRACTIONS_KEY`. Weights whose names are all in `own_names`, those of a network of
-    one's own, are not converted: its parts may have the names that other programs use.
+    `ORIGIN_KEY`, and of MagFace's `FRACTIONS_KEY`. A file that has some of `own_names`, those of a network of one's
+    own, is not converted: its parts may have the names that other programs use.
 
     Raises:
         ModelError: the file is missing, contains something else than tensors, or has an unknown color order.
@@ -61,9 +61,10 @@ def read_weights(path: Path, own_names: Set[str] = frozenset()) -> tuple[dict[st
         weights, metadata = _read_state_dict(path), {}
     if METADATA_KEY in metadata:  # facetrain wrote it: its names and its color order are known
         return weights, metadata
-    weights = {_without_prefixes(name): tensor for name, tensor in weights.items()}
-    if weights.keys() <= own_names:
-        return weights, metadata
+    stored, weights = weights, {_without_prefixes(name): tensor for name, tensor in weights.items()}
+    for own in (stored, weights):
+        if own.keys() & own_names:
+            return own, metadata
     # After the checksum: it is of the tensors as they are stored.
     converted = convert_published(_backbone_of(weights), path)
     stated = {ORIGIN_KEY: converted.origin, FRACTIONS_KEY: "yes" if converted.takes_fractions else ""}

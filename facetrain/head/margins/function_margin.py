@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from facetrain.errors import UsageError
 from facetrain.head.margins.base import Margin
 from facetrain.head.margins.registry import MARGINS
-from facetrain.own_parts import line_of, name_of
+from facetrain.own_parts import is_of_other_code, line_of, name_of
 from facetrain.settings import imported
 
 MarginLike = str | Callable[..., Any] | Margin
@@ -140,7 +140,7 @@ def own_margin(
 
 def is_own(margin: Margin) -> bool:
     """Return whether the formula of a margin is the user's own."""
-    return isinstance(margin, ForeignMargin) or type(margin).__module__.partition(".")[0] != "facetrain"
+    return isinstance(margin, ForeignMargin) or is_of_other_code(margin)
 
 
 def _made(

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from facetrain.backbone.base import Backbone
 from facetrain.backbone.own_network import OwnNetwork
 from facetrain.backbone.zoo import build_backbone
 from facetrain.checkpoint.save import CheckpointWriter
@@ -206,8 +207,10 @@ def own_network(part, size=8):
     return OwnNetwork(network, embedding_size=size, image_size=16)
 
 
-@pytest.mark.parametrize("part", ["stem", "net", "backbone"])
-@pytest.mark.parametrize("prefix", ["", "module.", "network."])
+@pytest.mark.parametrize(
+    ("part", "prefix"),
+    [*itertools.product(["stem", "net", "backbone"], ["", "module.", "network."]), ("module", "")],
+)
 def test_a_network_of_ones_own_takes_the_weights_of_its_module(tmp_path, part, prefix):
     backbone = own_network(part)
     saved = {
@@ -219,19 +222,33 @@ def test_a_network_of_ones_own_takes_the_weights_of_its_module(tmp_path, part, p
     assert all(bool((value == 2).all()) for value in backbone.state_dict().values())
 
 
+class OwnBackbone(Backbone):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.net = nn.Sequential(OrderedDict(conv1=nn.Conv2d(3, 4, 16)))
+
+
+def test_a_backbone_of_ones_own_takes_its_weights_whatever_its_parts_are_called(tmp_path):
+    saved, backbone = (OwnBackbone(embedding_size=8, image_size=16) for _ in range(2))
+    torch.save(saved.state_dict(), tmp_path / "my.pt")
+    initialize_backbone(backbone, tmp_path / "my.pt", None)
+    assert all(torch.equal(value, saved.state_dict()[name]) for name, value in backbone.state_dict().items())
+
+
+@pytest.mark.parametrize("part", ["stem", "net", "backbone"])
 @pytest.mark.parametrize(
     ("change", "found"),
     [
         (lambda saved: saved.pop("fc.bias"), r"1 missing \(network\.fc\.bias\)"),
         (lambda saved: saved.update(more=torch.ones(3)), r"1 unexpected \(network\.more\)"),
         (
-            lambda saved: saved.update(own_network("stem", size=9).network.state_dict()),
+            lambda saved: saved.update({"fc.weight": torch.ones(9, 4), "fc.bias": torch.ones(9)}),
             r"2 of another shape \(network\.fc\.weight, network\.fc\.bias\)",
         ),
     ],
 )
-def test_what_does_not_fit_a_network_of_ones_own_is_named(tmp_path, change, found):
-    backbone = own_network("stem")
+def test_what_does_not_fit_a_network_of_ones_own_is_named(tmp_path, part, change, found):
+    backbone = own_network(part)
     saved = backbone.network.state_dict()
     change(saved)
     torch.save(saved, tmp_path / "my.pt")
