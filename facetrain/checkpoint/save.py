@@ -96,8 +96,8 @@ class CheckpointWriter:
         self._snapshot: Snapshot | None = None
         self._scratch = folder
         self._files: list[FileEntry] = []
-        self._pending: list[TensorFile] = []  # files of the save in flight, while they can be written again
-        self._reason, self._lacks_room = "", False
+        self._last_bytes = 0
+        self._reason = ""
 
     @property
     def in_flight(self) -> bool:
@@ -133,26 +133,24 @@ class CheckpointWriter:
             self.prepare(snapshot)
         # One save at a time: the thread may still write from the buffers that this one copies into.
         previous = self.end_save()
-        self._state, self._snapshot, self._files = _SaveState.WRITING, snapshot, []
-        self._reason, self._lacks_room = "", False
+        self._state, self._snapshot, self._reason, self._files = _SaveState.WRITING, snapshot, "", []
         self._make_scratch_folder(snapshot.step)
         if self._state == _SaveState.FAILED:
             return previous if self._asynchronous else self.end_save()
-        self._pending = files = _files_of(snapshot)
+        files = _files_of(snapshot)
         if not self._asynchronous:
             self._write(files)
             return self.end_save()
         # Tables that fill the host's memory, or are on a disk, cannot be copied: training waits for their writing.
         if not snapshot.copy_rows:
             self._write(files)
-            self._use_freed_room()
             return previous
         # Otherwise training waits for the copy to host memory only, and a thread writes the copy.
         try:
-            self._pending = copied = self._host_copy.take(files)
+            copied = self._host_copy.take(files)
         except RuntimeError as error:  # raised by torch: no host memory, or none that can be page-locked
             warn(f"{self._describe(error)}; training waits until the checkpoint is written without a copy")
-            self._host_copy, self._pending = HostCopy(), []
+            self._host_copy = HostCopy()
             self._write(files)
             return previous
         self._thread = threading.Thread(target=self._write, args=(copied,), name="checkpoint", daemon=True)
@@ -198,8 +196,9 @@ class CheckpointWriter:
         )
         if self._is_owner:
             try:
-                if self._removal and not self._removal.is_alive():
-                    self._end_removal()  # the save begins with the room that it has freed
+                # The room that this save needs may be that of a checkpoint which is being removed.
+                if self._removal and shutil.disk_usage(self._folder).free < self._last_bytes:
+                    self._end_removal()
                 commit.make_scratch_folder(self._scratch)
             except OSError as error:
                 self._reason = self._describe(error)
@@ -216,25 +215,14 @@ class CheckpointWriter:
             # by a power cut that the checkpoint survives.
             self._sync_run()
         except Exception as error:  # a failed save must not end the training, whatever the reason
-            self._reason, self._lacks_room = self._describe(error), _lacks_room(error)
+            self._reason = self._describe(error)
             self._state = _SaveState.FAILED
             return
         # The state is set last: the training thread reads `_files` once it sees WRITTEN.
         self._files, self._state = written, _SaveState.WRITTEN
 
-    def _use_freed_room(self) -> None:
-        """Write once more what had no room, if an older checkpoint was removed meanwhile. Collective."""
-        if not collectives.any_rank(self._lacks_room) or not collectives.any_rank(self._removal is not None):
-            return
-        self._end_removal()
-        collectives.barrier()  # now the room is free
-        if self._lacks_room and self._pending:
-            self._state, self._reason, self._lacks_room = _SaveState.WRITING, "", False
-            self._write(self._pending)
-
     def _write_file(self, file: TensorFile) -> FileEntry:
         name = f"{file.name}.safetensors"
-        (self._scratch / name).unlink(missing_ok=True)  # the part of it that had room
         size, sha256 = write_tensors(self._scratch / name, file.tensors)
         return FileEntry(name, size, sha256, file.start, file.stop)
 
@@ -244,7 +232,7 @@ class CheckpointWriter:
         if isinstance(error, FileNotFoundError) and collectives.rank() > 0:
             # The leader has created the folder, so this rank's host has other storage.
             reason += "; use a folder that all hosts of the run share"
-        if _lacks_room(error):
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             reason += "; free space on the disk"
         return f"rank {collectives.rank()}: {path}: {reason}"
 
@@ -252,11 +240,11 @@ class CheckpointWriter:
         """Commit the save if every rank has written its files, else remove its folder. Collective."""
         assert self._snapshot is not None
         snapshot = self._snapshot
-        self._use_freed_room()
         # The leader must know that every file is on the disk before it writes the manifest, which lists them all.
         files = [asdict(entry) for entry in self._files]
         reports = collectives.gather_json([self._reason, files, sorted(self._steps_in_use())])
         reason = next((reason for reason, _, _ in reports if reason), "")
+        self._last_bytes = sum(entry["size"] for _, entries, _ in reports for entry in entries)
         manifest = None
         if collectives.rank() == 0 and not reason:
             manifest = Manifest(
@@ -276,7 +264,7 @@ class CheckpointWriter:
                 shutil.rmtree(self._scratch, ignore_errors=True)
         # All ranks must agree on the outcome: the last checkpoint of a run decides how it ends.
         reason = next(filter(None, collectives.gather_json(reason)), "")
-        self._state, self._snapshot, self._thread, self._pending = _SaveState.IDLE, None, None, []
+        self._state, self._snapshot, self._thread = _SaveState.IDLE, None, None
         return SaveOutcome(snapshot.step, reason, tuple(self._files), manifest)
 
     def _commit(self, step: int, manifest: str, in_use: set[int]) -> str:
@@ -301,10 +289,6 @@ class CheckpointWriter:
         commit.remove_replaced(commit.step_folder(self._folder, saved_step))
         with suppress(OSError):  # the next save tries again
             commit.remove_surplus(self._folder, keep=self._keep, best_metric=self._best_metric, spared=in_use)
-
-
-def _lacks_room(error: Exception) -> bool:
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _files_of(snapshot: Snapshot) -> list[TensorFile]:

@@ -1,4 +1,3 @@
-import errno
 from unittest.mock import patch
 
 import pytest
@@ -8,7 +7,6 @@ from facetrain.checkpoint import commit
 from facetrain.checkpoint.commit import complete_steps
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.save import CheckpointWriter
-from facetrain.checkpoint.tensor_file import write_tensors
 from facetrain.distributed import collectives
 from facetrain.head.class_shard import shard_classes
 from tests.support.faults import files_limited_to
@@ -34,41 +32,6 @@ def save_twice(folder):
     if rank == 0:
         (folder / "step_00000003").rmdir()
     return first.failure, second.failure, third.failure
-
-
-def save_beside_a_removal(folder):
-    """Save step 2, for which the last rank has no room while the first one removes older checkpoints."""
-    rank, world_size = collectives.rank(), collectives.world_size()
-    writer, failed, remove = (
-        CheckpointWriter(folder / "run", keep=1),
-        folder / "failed",
-        commit.remove_surplus,
-    )
-
-    def write(path, tensors):
-        if rank and not failed.exists():
-            failed.touch()
-            raise OSError(errno.EDQUOT, "Disk quota exceeded")
-        return write_tensors(path, tensors)
-
-    def slow_removal(*args, **options):
-        wait_until(failed.exists)
-        remove(*args, **options)
-
-    with patch.object(commit, "remove_surplus", slow_removal):
-        writer.save(snapshot(1, rank=rank, world_size=world_size))
-        writer.end_save()
-        with patch("facetrain.checkpoint.save.write_tensors", write):
-            writer.save(snapshot(2, rank=rank, world_size=world_size))
-            return writer.finish().failure
-
-
-@pytest.mark.slow
-def test_a_rank_that_has_no_room_beside_the_removal_of_another_writes_again(tmp_path):
-    assert run_ranks(2, save_beside_a_removal, tmp_path) == ["", ""]
-    checkpoint = Checkpoint.open(tmp_path / "run")
-    checkpoint.verify()
-    assert checkpoint.step == 2
 
 
 @pytest.mark.parametrize(
