@@ -46,7 +46,7 @@ def read_weights(path: Path, own_names: Set[str] = frozenset()) -> tuple[dict[st
     Of arcface_torch both kinds of files are read: `model.pt`, which has the backbone alone, and
     `checkpoint_gpu_0.pt`, of which the backbone is returned. The backbones of AdaFace's Lightning checkpoints, of
     CVLface's files and of MagFace's are returned with our names and for RGB images; the metadata then have
-    `ORIGIN_KEY`, and of MagFace's `FRACTIONS_KEY`. A file that has some of `own_names`, those of a network of one's
+    `ORIGIN_KEY`, and of MagFace's `FRACTIONS_KEY`. A file that has most of `own_names`, those of a network of one's
     own, is not converted: its parts may have the names that other programs use.
 
     Raises:
@@ -62,9 +62,10 @@ def read_weights(path: Path, own_names: Set[str] = frozenset()) -> tuple[dict[st
     if METADATA_KEY in metadata:  # facetrain wrote it: its names and its color order are known
         return weights, metadata
     stored, weights = weights, {_without_prefixes(name): tensor for name, tensor in weights.items()}
-    for own in (stored, weights):
-        if own.keys() & own_names:
-            return own, metadata
+    # Parts of a network of one's own may also be called as a prefix is.
+    own = max((stored, weights, _backbone_of(weights)), key=lambda named: len(named.keys() & own_names))
+    if 2 * len(own.keys() & own_names) > len(own_names):
+        return own, metadata
     # After the checksum: it is of the tensors as they are stored.
     converted = convert_published(_backbone_of(weights), path)
     stated = {ORIGIN_KEY: converted.origin, FRACTIONS_KEY: "yes" if converted.takes_fractions else ""}

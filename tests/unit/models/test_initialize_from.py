@@ -222,6 +222,17 @@ def test_a_network_of_ones_own_takes_the_weights_of_its_module(tmp_path, part, p
     assert all(bool((value == 2).all()) for value in backbone.state_dict().values())
 
 
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_a_network_of_ones_own_takes_its_weights_out_of_a_model_with_a_classifier(tmp_path, prefix):
+    saved, backbone = own_network("stem"), own_network("stem")
+    named = {f"{prefix}backbone.{name}": value for name, value in saved.network.state_dict().items()}
+    torch.save(
+        named | {f"{prefix}fc.weight": torch.ones(99, 8)}, tmp_path / "my.pt"
+    )  # named as our last layer
+    initialize_backbone(backbone, tmp_path / "my.pt", None)
+    assert all(torch.equal(value, saved.state_dict()[name]) for name, value in backbone.state_dict().items())
+
+
 class OwnBackbone(Backbone):
     def __init__(self, **options):
         super().__init__(**options)
