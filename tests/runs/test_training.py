@@ -198,7 +198,9 @@ def test_a_loss_that_is_never_finite_ends_the_run_and_says_at_which_step(describ
     assert f"step {report['step']} (loss {report['loss']}, gradient norm nan" in process.stderr
     skipped = [record["step"] for record in metrics(tmp_path / "wild") if record.get("skipped")]
     assert report["step"] == skipped[-1] + 1, "the step after those that were reported is the last"
-    assert report["step"] == 11 and process.stderr.endswith(", and start again\n"), "the first step spoiled it"
+    assert report["step"] == 11 and process.stderr.endswith(
+        ", and start again\n"
+    )  # the first step spoiled it
     images = [number for rank in report["images_and_labels_by_rank"] for part in rank for number in part[0]]
     assert len(report["images_and_labels_by_rank"]) == ranks and len(set(images)) == 24
 

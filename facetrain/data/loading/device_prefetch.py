@@ -69,7 +69,7 @@ class DevicePrefetcher:
     def wait_for_transfers(self) -> None:
         """Wait until all transfers have ended, so that the slots of earlier steps can be filled again."""
         self._stream.synchronize()
-        _unlock_where_idle()  # of a stage before, whose last kernels have ended by now
+        _unlock_where_idle()  # of a stage before, once the host has waited for all kernels, as before a verification
 
     def to_device(self, array: np.ndarray) -> Tensor:
         """Copy an array to the device on the transfer stream, asynchronously if it is page-locked."""
