@@ -53,7 +53,9 @@ def test_only_skipped_steps_in_a_row_end_a_run(state, step, loader):
 
     for overflows in (True, True, False, True, True):  # the fixture ends the run at the third in a row
         take(overflows=overflows)
-    with pytest.raises(DivergedError, match=r"in 3 consecutive steps.*and start again$"):
+    with pytest.raises(
+        DivergedError, match=r"in 3 consecutive steps.* resume from a checkpoint before step 3 "
+    ):
         take(overflows=True)
 
 
