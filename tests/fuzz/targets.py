@@ -123,7 +123,7 @@ def _open_described(path: Path) -> None:
         embedding_model.open_model(path, torch.device("cpu"))
         return
     weights, metadata = _seed_weights(), {"facetrain": data.decode(errors="replace")}
-    files = patch.object(read_model, "read_weights", lambda path: (weights, metadata))
+    files = patch.object(read_model, "read_weights", lambda path, own_names: (weights, metadata))
     with files, patch.multiple(embedding_model, **_builders()):
         embedding_model.open_model(path, torch.device("cpu"))
 
