@@ -81,11 +81,17 @@ def test_no_command_prints_a_control_character_of_a_name(files, monkeypatch, cap
     assert "forged" in text or arguments[0] in ("data",)
 
 
-def test_a_progress_bar_shows_a_title_with_brackets(monkeypatch):
+def replace_terminal(monkeypatch, kind):
+    """Return what stands for the terminal. No fixture: pytest sets `sys.stderr` again after those."""
     terminal = io.StringIO()
     terminal.isatty = lambda: True
     monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("TERM", kind)
+    return terminal
+
+
+def test_a_progress_bar_shows_a_title_with_brackets(monkeypatch):
+    terminal = replace_terminal(monkeypatch, "xterm")
     with progress_bar("embedding [old]/a [/b]") as progress:
         assert "embedding" not in terminal.getvalue()
         progress(1, 2)
@@ -93,10 +99,7 @@ def test_a_progress_bar_shows_a_title_with_brackets(monkeypatch):
 
 
 def test_a_terminal_that_draws_no_bar_gets_no_control_characters(monkeypatch):
-    terminal = io.StringIO()
-    terminal.isatty = lambda: True
-    monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setenv("TERM", "dumb")
+    terminal = replace_terminal(monkeypatch, "dumb")
     with progress_bar("embedding") as progress:
         progress(1, 2)
     assert terminal.getvalue() == "", "a line after ten seconds"
