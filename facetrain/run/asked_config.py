@@ -89,8 +89,8 @@ def recorded_config(request: TrainRequest) -> tuple[Path, AskedConfig]:
     """
     remarks, overrides, mirror = list[str](), list(request.overrides), None
     if request.run_dir and is_remote(request.run_dir):
-        parent, _, name = request.run_dir.rstrip("/").rpartition("/")
         require_temporary_folder()
+        parent, _, name = request.run_dir.rstrip("/").rpartition("/")
         folder, mirror = Path("runs", name), Mirror(f"{parent}/{name}")
         overrides.insert(0, f"checkpoint.mirror={parent}")
     elif request.run_dir:
