@@ -11,7 +11,7 @@ import pytest
 
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.telemetry.jsonl import read_jsonl
-from tests.support.command import ROOT, environment
+from tests.support.command import ROOT, environment, start
 from tests.support.hosts import two_hosts
 from tests.support.processes import descendants, kill, wait_until_gone
 
@@ -91,15 +91,18 @@ def test_two_hosts_train_where_the_name_of_each_leads_to_its_loopback_interface(
     with two_hosts() as (first, second):
         # As the installers of Debian and Ubuntu write it.
         names = [[("127.0.1.1", "node0")], [(first.address, "node0"), ("127.0.1.1", "node1")]]
-        agents = [
-            subprocess.Popen(
-                [*host.named(*table), sys.executable, "-m", "facetrain", "train", "--config", config,
-                 "--run-dir", folder, "--nnodes", "2", "--nproc-per-node", "1",
-                 "--rdzv-endpoint", "node0:29400", "--set", "train.timeout_s=20"],
-                env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            )
-            for host, table in zip((first, second), names, strict=True)
-        ]  # fmt: skip
+        agents = []
+        for host, table in zip((first, second), names, strict=True):
+            place = tmp_path / host.name
+            place.mkdir()
+            host.let_enter(place, *table)
+            agents.append(
+                start(
+                    "train", "--config", config, "--run-dir", folder, "--nnodes", 2, "--nproc-per-node", 1,
+                    "--rdzv-endpoint", "node0:29400", "--set", "train.timeout_s=20",
+                    PYTHONPATH=f"{place}:{ROOT}",
+                )
+            )  # fmt: skip
         outputs = [agent.communicate(timeout=120) for agent in agents]
     assert [agent.returncode for agent in agents] == [0, 0], outputs
     assert "could not connect" not in "".join(stderr for _, stderr in outputs), "the watchdogs are connected"
