@@ -42,9 +42,15 @@ def test_a_run_with_relative_paths_is_continued_and_evaluated_from_another_folde
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.parametrize(
+    "launch",
+    [
+        pytest.param((), id="one process", marks=pytest.mark.long),
+        pytest.param(("--max-restarts", "1"), id="launcher and rank"),
+    ],
+)
 def test_parts_in_the_current_folder_are_found_and_its_other_files_replace_no_module(
-    processes, describe, tmp_path
+    launch, describe, tmp_path
 ):
     (tmp_path / "own_margin.py").write_text("def margin(cos):\n    return cos - 0.3\n")
     for name in (
@@ -55,7 +61,7 @@ def test_parts_in_the_current_folder_are_found_and_its_other_files_replace_no_mo
         (tmp_path / f"{name}.py").write_text("open('imported', 'w').close()\nraise ImportError\n")
     config = describe(workers=1, steps=2)
     command = [Path(sysconfig.get_path("scripts"), "facetrain"), "train", "--config", config]
-    command += ["--set", "head.margin={type: 'own_margin:margin'}", "--nproc-per-node", str(processes)]
+    command += ["--set", "head.margin={type: 'own_margin:margin'}", *launch]
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "imported").exists()
