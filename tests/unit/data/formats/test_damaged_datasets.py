@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import os
 import shutil
 import tarfile
@@ -14,12 +15,14 @@ import numpy as np
 import pytest
 
 from facetrain.data.dataset import FaceDataset, skipped_files
+from facetrain.data.formats import lmdb_dataset
 from facetrain.data.formats.recordio import RecordReader
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import FORMATS, open_dataset
 from facetrain.errors import DataError
 from tests.support.datasets import encoded_image, images_of, write_records, write_tar
 from tests.support.lmdb_files import trainer_values, write_lmdb
+from tests.support.ranks import PRELOADED
 from tests.unit.data.tools.helpers import convert
 
 COUNT, SHARDS = 6, 3
@@ -149,8 +152,15 @@ class Target(NamedTuple):
         assert any(np.array_equal(image, decode_rgb(one, location="x")) for _, one in self.expected)
 
 
+@pytest.fixture
+def forked_helpers(monkeypatch):
+    """The process that opens an LMDB database is forked: a new one takes half a second, and here are many."""
+    multiprocessing.set_forkserver_preload(PRELOADED)
+    monkeypatch.setattr(lmdb_dataset, "HelperContext", lambda: multiprocessing.get_context("forkserver"))
+
+
 @pytest.fixture(params=KINDS)
-def target(request, tmp_path):
+def target(request, tmp_path, forked_helpers):
     kind = KINDS[request.param]
     path = kind.write(tmp_path)
     files = sorted(
