@@ -124,9 +124,7 @@ class Result:
             table.metrics[name] = value
             if value is not None and (remark := self.remark(name)):
                 table.remarks[name] = remark
-            kind, _, limit = name.partition("@")
-            if kind in _ERROR_RATES:
-                error = f"{_ERROR_RATES[kind]}@{limit}"
+            if error := error_rate_of(name):
                 table.metrics[error] = None if value is None else 1 - value
                 if name in self.interval:
                     low, high = self.interval[name]
@@ -211,6 +209,12 @@ class Result:
             "discards": [curve.as_json() for curve in self.discards],
             "group_summaries": [summary.as_json() for summary in self.group_summaries],
         }
+
+
+def error_rate_of(metric: str) -> str | None:
+    """Return the name of the error rate that belongs to an accept rate: `fnmr@1e-03` for `tar@1e-03`."""
+    kind, _, limit = metric.partition("@")
+    return f"{_ERROR_RATES[kind]}@{limit}" if kind in _ERROR_RATES else None
 
 
 def thin_curve(curve: Roc) -> dict[str, list[float]]:

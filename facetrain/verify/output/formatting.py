@@ -10,6 +10,7 @@ from facetrain.text import count_text
 from facetrain.verify.metrics.bootstrap import FEW_SUBJECTS, LEAST_SUBJECTS
 from facetrain.verify.metrics.curve_metrics import CURVE_METRICS
 from facetrain.verify.metrics.group_summary import RATES
+from facetrain.verify.metrics.result import Result, error_rate_of
 from facetrain.verify.metrics.roc import far_of, few_errors
 from facetrain.verify.metrics.scored_pairs import NO_SHARES
 
@@ -56,7 +57,6 @@ _RATES_AT = {"tar": "FAR", "fnmr": "FMR", "tpir": "FPIR", "fnir": "FPIR"}
 
 if TYPE_CHECKING:
     from facetrain.verify.metrics.group_summary import Group
-    from facetrain.verify.metrics.result import Result
     from facetrain.verify.model_comparison import Difference
     from facetrain.verify.model_results import ModelResults
 
@@ -156,7 +156,9 @@ def format_evaluation(evaluation: ModelResults) -> Iterator[str]:
         for metric, value in shown_metrics(result):
             if value is not None:
                 shown = format_value(metric, value, result.interval.get(metric))
-                yield f"  {metric:16} {shown}  {_error_rate(result, metric)}  {result.remark(metric)}".rstrip()
+                error = error_rate_of(metric)
+                rate = f"{error} {format_number(error, 1 - value)}" if error else ""
+                yield f"  {metric:16} {shown}  {rate}  {result.remark(metric)}".rstrip()
         yield from _format_needs(result.needs)
         yield from _format_limits(result)
         yield from (f"  {line}" for line in format_slice_threshold(result))
@@ -183,18 +185,6 @@ def format_evaluation(evaluation: ModelResults) -> Iterator[str]:
         yield from (f"  {warning}" for warning in format_warnings(evaluation.other_results[name]))
         for metric, first, second, gap, interval, p in format_differences(differences):
             yield f"  {metric:16} {first} − {second} = {gap} {interval}  p {p}"
-
-
-def _error_rate(result: Result, metric: str) -> str:
-    """Return the error rate that belongs to an accept rate: `fnmr@1e-03 1.33%` for `tar@1e-03`; usually empty."""
-    metrics = result.with_error_rates().metrics
-    names = list(metrics)
-    after = names[names.index(metric) + 1 :][:1]
-    return (
-        f"{after[0]} {format_number(after[0], metrics[after[0]])}"
-        if after and after[0] not in result.metrics
-        else ""
-    )
 
 
 def _format_limits(result: Result) -> Iterator[str]:
