@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from facetrain.verify.metrics.bootstrap import share
+
 _MAX_GROUPS = 50
 """Most groups of a matrix; a column with more is no grouping of people."""
 
@@ -70,7 +72,4 @@ def cross_groups(
         return np.asarray(count_VV + count_VV.T - np.diag(np.diag(count_VV)))
 
     impostors_VV, accepted_VV = count(~same_P), count(~same_P & (score_P >= threshold))
-    fmr_VV = np.divide(
-        accepted_VV, impostors_VV, out=np.full(accepted_VV.shape, np.nan), where=impostors_VV > 0
-    )
-    return CrossGroups(column, groups.tolist(), impostors_VV, fmr_VV)
+    return CrossGroups(column, groups.tolist(), impostors_VV, share(accepted_VV, impostors_VV))

@@ -13,6 +13,7 @@ from functools import partial
 
 import numpy as np
 
+from facetrain.verify.metrics.bootstrap import share
 from facetrain.verify.metrics.roc import FARS, ROUNDING, Roc, can_measure, eer_threshold, threshold_at
 
 Formula = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -59,8 +60,8 @@ def equal_error_rate(far_RV: np.ndarray, tar_RV: np.ndarray) -> np.ndarray:
     after = np.argmax(gap_RV >= 0, axis=1)
     before = after - 1
     rise = gap_RV[row, after] - gap_RV[row, before]
-    share = np.divide(-gap_RV[row, before], rise, out=np.full(len(row), np.nan), where=rise > 0)
-    return np.asarray(far_RV[row, before] + share * (far_RV[row, after] - far_RV[row, before]))
+    part = share(-gap_RV[row, before], rise)
+    return np.asarray(far_RV[row, before] + part * (far_RV[row, after] - far_RV[row, before]))
 
 
 def tar_at_far(far_RV: np.ndarray, tar_RV: np.ndarray, *, far: float) -> np.ndarray:
