@@ -80,7 +80,7 @@ class FoldSearch:
         """Sort squared distances float (P,), labels bool (P,) and the subject ids of both sides, int (P,)."""
         if len(distance_P) < folds:
             raise ValueError(f"{len(distance_P)} pairs cannot be split into {folds} folds")
-        fold_P = np.repeat(np.arange(folds), _fold_sizes(len(distance_P), folds))
+        fold_P = np.repeat(np.arange(folds), [len(part) for part in np.array_split(distance_P, folds)])
         width = len(THRESHOLDS) + 1
         # side="right": a pair whose distance equals a threshold is rejected there, as in the published code.
         block_P = fold_P * width + np.searchsorted(THRESHOLDS, distance_P, side="right")
@@ -166,7 +166,3 @@ def _search(distance_P: np.ndarray, same_P: np.ndarray, folds: int) -> FoldSearc
     require_pairs(distance_P, same_P)
     subject_P = np.zeros(len(same_P), np.int64)
     return FoldSearch(distance_P, same_P, folds, subject_P, subject_P)
-
-
-def _fold_sizes(pairs: int, folds: int) -> np.ndarray:
-    return np.full(folds, pairs // folds) + (np.arange(folds) < pairs % folds)
