@@ -9,7 +9,7 @@ from the lists; docs/evaluation.md names the sets.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -48,15 +48,12 @@ def _is_function(key_N: np.ndarray, value_N: np.ndarray) -> bool:
     return np.array_equal(value_N[first][inverse], value_N)
 
 
-def _tables() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield image and subject of each place of each published list, int64 (N,) from 0 without gaps."""
-    arrays = _arrays()
-    for name in arrays:
-        if name.endswith("_image"):
-            yield arrays[name], arrays[name.removesuffix("_image") + "_subject"]
-
-
 @cache
-def _arrays() -> dict[str, np.ndarray]:
+def _tables() -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return image and subject of each place of each published list, int64 (N,) from 0 without gaps."""
     with np.load(TABLE, allow_pickle=False) as table:
-        return {name: table[name].astype(np.int64) for name in table.files}
+        names = [name.removesuffix("_image") for name in table.files if name.endswith("_image")]
+        return [
+            (table[f"{name}_image"].astype(np.int64), table[f"{name}_subject"].astype(np.int64))
+            for name in names
+        ]
