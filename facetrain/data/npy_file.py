@@ -10,9 +10,10 @@ import numpy as np
 
 from facetrain.files import open_regular
 
-_DAMAGE = (TypeError, OverflowError, FloatingPointError, RecursionError, MemoryError)
-_NOT_PYTHON = (SyntaxError, tokenize.TokenError)
-"""NumPy parses the header as Python."""
+_DAMAGE = (
+    *(TypeError, OverflowError, FloatingPointError, RecursionError, MemoryError),
+    *(SyntaxError, tokenize.TokenError),  # NumPy parses the header as Python
+)
 
 
 def map_npy(path: Path) -> np.ndarray:
@@ -26,5 +27,5 @@ def map_npy(path: Path) -> np.ndarray:
     try:
         with np.errstate(over="raise"):  # the product of the sides that a damaged header claims
             return np.lib.format.open_memmap(path, "r")
-    except (*_DAMAGE, *_NOT_PYTHON) as error:
+    except _DAMAGE as error:
         raise ValueError(str(error) or type(error).__name__) from error

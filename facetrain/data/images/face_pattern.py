@@ -82,13 +82,9 @@ def register(reference_SS: np.ndarray, average_SS: np.ndarray) -> Registration:
     best = (-1.0, 1.0, 0.0, 0.0)
     for scale in _SCALES:
         # The average is scaled by 1 / scale around its center and padded, then the reference slides over it.
-        matrix = np.array([[1 / scale, 0, center - center / scale]] * 2, np.float32)
-        matrix[1] = matrix[1][[1, 0, 2]]
+        matrix = cv2.getRotationMatrix2D((center, center), 0, 1 / scale)
         scaled = cv2.warpAffine(average_SS, matrix, (PATTERN_SIZE, PATTERN_SIZE))
-        padded = cv2.copyMakeBorder(
-            scaled, _MAX_SHIFT, _MAX_SHIFT, _MAX_SHIFT, _MAX_SHIFT, cv2.BORDER_CONSTANT
-        )
-        found = cv2.matchTemplate(padded, reference, cv2.TM_CCORR_NORMED, mask=inside)
+        found = cv2.matchTemplate(np.pad(scaled, _MAX_SHIFT), reference, cv2.TM_CCORR_NORMED, mask=inside)
         found = np.nan_to_num(found, nan=-1.0, posinf=-1.0, neginf=-1.0)
         row, column = np.unravel_index(int(found.argmax()), found.shape)
         if found[row, column] > best[0]:

@@ -44,7 +44,8 @@ def open_tinyface(folder: Path, name: str) -> SearchSet | None:
         PairsError: a folder has no images, or a file name does not begin with a subject number.
     """
     roots = (folder, folder / "Testing_Set", folder / "tinyface" / "Testing_Set")
-    root = next((one for one in roots if _has(one, "Gallery_Match", "Probe")), None)
+    parts = "Gallery_Match", "Probe"
+    root = next((one for one in roots if all((one / part).is_dir() for part in parts)), None)
     if root is None:
         return None
     matches, match_subjects = _labeled_images(root / "Gallery_Match")
@@ -58,10 +59,6 @@ def open_tinyface(folder: Path, name: str) -> SearchSet | None:
         lazy_files([*matches, *distractors]),
         np.append(subject[len(probes) :], np.full(len(distractors), -1)),
     )
-
-
-def _has(root: Path, *folders: str) -> bool:
-    return all((root / folder).is_dir() for folder in folders)
 
 
 def _images(folder: Path) -> list[Path]:
