@@ -162,15 +162,10 @@ def list_entries(lines: Iterable[bytes], place: str) -> Iterator[ListEntry]:
         if column is not None and len(fields) > 1 and "\0" not in text:
             # Of InsightFace's three fields, the last is the identity; of im2rec's and of two fields, the other one.
             identity = fields[1 if column != 1 else 2 if len(fields) > 2 else 0]
-            # A column between them, such as a box or the name of a split, would be taken for the identity.
-            is_im2rec = (
-                column == len(fields) - 1
-                and _WHOLE_NUMBER.fullmatch(fields[0])
-                and all(map(_is_finite_number, fields[1:-1]))
-            )
             is_photo = column == 1 and len(fields) > 2 and fields[0] == _PHOTO
             is_insightface = is_photo or (column == 1 and len(fields) == 3 and fields[0] == _ALIGNED)
-            is_clear = len(fields) == 2 or is_im2rec or is_insightface
+            # A column between them, such as a box or the name of a split, would be taken for the identity.
+            is_clear = len(fields) == 2 or _is_im2rec(fields) or is_insightface
             offset = line.find(fields[column].encode())
             if offset < 0 or not identity or not is_clear:
                 raise DataError(
@@ -202,7 +197,6 @@ def _fields(text: str) -> list[str]:
                 fields = [text]
         return [field.strip() for field in fields]
     words = text.split()
-    is_im2rec = len(words) > 2 and all(map(_WHOLE_NUMBER.fullmatch, words[:-1]))
     is_insightface = (
         len(words) > 2
         and words[0] in (_PHOTO, _ALIGNED)
@@ -212,7 +206,17 @@ def _fields(text: str) -> list[str]:
     if _is_magface(words):
         return [words[0], words[2]]
     # A path may contain spaces.
-    return words if is_im2rec or is_insightface else text.rsplit(maxsplit=1)
+    return words if _is_im2rec(words) or is_insightface else text.rsplit(maxsplit=1)
+
+
+def _is_im2rec(fields: list[str]) -> bool:
+    """Return whether fields are a line of im2rec's list: number, identity and perhaps further labels, path."""
+    return (
+        len(fields) > 2
+        and _is_image_path(fields[-1])
+        and _WHOLE_NUMBER.fullmatch(fields[0]) is not None
+        and all(map(_is_finite_number, fields[1:-1]))
+    )
 
 
 def _is_magface(words: list[str]) -> bool:

@@ -190,8 +190,8 @@ def test_a_number_may_be_written_with_a_fraction_or_an_exponent(images):
 
 
 def test_the_list_of_im2rec_may_have_spaces_in_place_of_tabs(images):
-    (images / "a.txt").write_text("7 2.000000 a/1.png\n2 0 a/2.png\n1 2.0 5.0 a/3.png\n")
-    assert open_dataset(images / "a.txt").labels.tolist() == [2, 0, 2]
+    (images / "a.txt").write_text("7 2.000000 a/1.png\n2 0 a/2.png\n1 2.0 5.0 a/3.png\n3 2 -0.5 a/4.png\n")
+    assert open_dataset(images / "a.txt").labels.tolist() == [2, 0, 2, 2]
 
 
 def test_the_list_of_insightface_may_have_spaces_in_place_of_tabs(images):
