@@ -86,11 +86,13 @@ def with_retries(
         try:
             if was_refused:
                 open_filesystem(url)[0].connect(refresh=True)
-            return operation() if most_bytes is None else _within(PATIENCE_S, most_bytes, operation)
+            if most_bytes is None:
+                return operation()
+            return in_background(operation).result(PATIENCE_S + most_bytes / _LEAST_BYTES_PER_S)
         except Exception as error:
             if isinstance(error.__cause__, FacetrainError):  # fsspec has turned it into "not found"
                 raise error.__cause__ from None
-            if not _is_remote_error(error):
+            if not (isinstance(error, OSError) or _is_of_library(error)):
                 raise
             cause = _cause(error)
             if _is_refusal(cause) and not was_refused and scheme(url) == "s3":
@@ -142,15 +144,6 @@ def side_by_side(operation: Callable[[T], None], items: Iterable[T], threads: in
         is_ended.set()
 
 
-def _within(patience_s: float, most_bytes: int, operation: Callable[[], T]) -> T:
-    """Return the result of an operation.
-
-    Raises:
-        TimeoutError: an answer of so many bytes would have been here.
-    """
-    return in_background(operation).result(patience_s + most_bytes / _LEAST_BYTES_PER_S)
-
-
 def _hub_path(rest: str) -> str:
     """Return `org/repo@revision/file`, as huggingface_hub has it, of `org/repo/file@revision`."""
     path, at, revision = rest.rstrip("/").rpartition("@")
@@ -200,10 +193,6 @@ def _cause(error: BaseException) -> BaseException:
     if cause is None or _is_of_library(error) or not isinstance(error, OSError):
         return error
     return cause if _is_of_library(cause) else error
-
-
-def _is_remote_error(error: Exception) -> bool:
-    return isinstance(error, OSError) or _is_of_library(error)
 
 
 def _is_of_library(error: BaseException) -> bool:
