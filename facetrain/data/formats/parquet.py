@@ -81,7 +81,8 @@ class ParquetDataset(CatalogDataset):
     def _load_group(self, number: int, group: int) -> tuple[Any, Any]:
         path = self.files[number]
         try:
-            return _read_group(_open(path), path, group, self.columns.value("column"))
+            with arrow_columns.arrow_errors(path):
+                return _read_group(_open(path), group, self.columns.value("column"))
         except DataError as error:
             raise UnreadableError(str(error)) from error
 
@@ -180,7 +181,7 @@ def _places(file: Any, path: Path, image: str) -> np.ndarray:
     # Not by the metadata of the columns: pyarrow ends the process if they are damaged.
     raw = PositionalFile(path)
     for group in range(file.metadata.num_row_groups):
-        images = _read_group(file, path, group, image)[0]
+        images = _read_group(file, group, image)[0]
         rows = file.metadata.row_group(group).num_rows
         values = [None] * rows if images is None else images.to_pylist()
         for row, value in enumerate(values):
@@ -208,16 +209,14 @@ def _find(file: PositionalFile, content: bytes, start: int) -> int:
 
 
 def _open(path: Path) -> Any:
-    with arrow_columns.arrow_errors(path):
-        import pyarrow.parquet
+    import pyarrow.parquet
 
-        # Given a path, pyarrow closes the file.
-        return pyarrow.parquet.ParquetFile(open_stream(path) if isinstance(path, ObjectPath) else path)
+    # Given a path, pyarrow closes the file.
+    return pyarrow.parquet.ParquetFile(open_stream(path) if isinstance(path, ObjectPath) else path)
 
 
-def _read_group(file: Any, path: Path, group: int, column: str) -> tuple[Any, Any]:
+def _read_group(file: Any, group: int, column: str) -> tuple[Any, Any]:
     """Return the images and the paths of a row group; see `arrow_columns.image_fields`."""
-    with arrow_columns.arrow_errors(path):
-        table = file.read_row_group(group, [column])
-        table.validate(full=True)  # a text need not be UTF-8, an index can point outside its dictionary
-        return arrow_columns.image_fields(table.column(column))
+    table = file.read_row_group(group, [column])
+    table.validate(full=True)  # a text need not be UTF-8, an index can point outside its dictionary
+    return arrow_columns.image_fields(table.column(column))
