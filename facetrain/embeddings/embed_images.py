@@ -21,7 +21,7 @@ from facetrain.data.tools.aligned_images import NoFaceError
 from facetrain.data.tools.landmark_finder import YuNet
 from facetrain.distributed import collectives
 from facetrain.distributed.world import World, join
-from facetrain.embeddings.embedder import Crop, EncodedImage, ImageEmbedder, Landmarks
+from facetrain.embeddings.embedder import EncodedImage, ImageEmbedder, Landmarks
 from facetrain.embeddings.embedding_files import Embeddings
 from facetrain.embeddings.image_inputs import LazySequence, image_location, input_landmarks, read_input
 from facetrain.embeddings.inference import Inference
@@ -159,7 +159,11 @@ def embed_images(
     location = partial(image_location, images, name=name)
     crop, count = AlignedFaces(detector, location) if detector else PhotoCheck(), len(images)
     qualities = list[np.ndarray]()
-    is_unit = _gives_unit_vectors(embedder, images, name, landmarks, crop)
+    # Whether the network normalizes its embeddings, by the first two images.
+    plain_ND = embedder.embed(
+        images, name=name, flip=False, crop=crop, indices=range(min(count, 2)), landmarks=landmarks
+    )
+    is_unit = are_normalized(plain_ND)
 
     def embed(embedder: ImageEmbedder, indices: range) -> np.ndarray:
         """Return the unit embeddings of the images that have no fault."""
@@ -200,19 +204,6 @@ def _exchange(faults: dict[int, UnreadableError], indices: range) -> None:
     own = [[index, str(error), isinstance(error, NoFaceError)] for index, error in found]
     for index, message, has_no_face in chain.from_iterable(collectives.gather_json(own)):
         faults.setdefault(index, (NoFaceError if has_no_face else UnreadableError)(message))
-
-
-def _gives_unit_vectors(
-    embedder: ImageEmbedder,
-    images: Sequence[EncodedImage],
-    name: str,
-    landmarks: Landmarks | None,
-    crop: Crop,
-) -> bool:
-    """Return whether the network normalizes its embeddings, by the first two images. Collective."""
-    first = range(min(len(images), 2))
-    plain_ND = embedder.embed(images, name=name, flip=False, crop=crop, indices=first, landmarks=landmarks)
-    return are_normalized(plain_ND)
 
 
 class AlignedFaces:
