@@ -17,6 +17,7 @@ import torch
 from facetrain.api.dataset import Dataset, PathLike
 from facetrain.config.paths import eval_dir_of_run
 from facetrain.data.dataset import image_landmarks
+from facetrain.data.formats.image_folder import read_image_file
 from facetrain.distributed.world import World, own_gpu, pick_device, require_device
 from facetrain.embeddings.embed_images import embed_images, open_embedder
 from facetrain.embeddings.embedder import EncodedImage, ImageEmbedder
@@ -25,7 +26,6 @@ from facetrain.embeddings.image_inputs import (
     LazySequence,
     dataset_images,
     input_landmarks,
-    read_image_file,
     read_input,
 )
 from facetrain.embeddings.inference import Inference

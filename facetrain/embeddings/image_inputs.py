@@ -13,13 +13,11 @@ import numpy as np
 
 from facetrain.data.dataset import FaceDataset, image_landmarks, original_name
 from facetrain.data.formats.bin import has_bin_suffix, read_bin
-from facetrain.data.formats.image_folder import folders_with_images, image_file_bytes
+from facetrain.data.formats.image_folder import folders_with_images, read_image_file
 from facetrain.data.formats.landmark_file import read_landmarks_beside
 from facetrain.data.formats.names import DATASET_SUFFIXES
 from facetrain.data.images.header import IMAGE_SUFFIXES
 from facetrain.data.open_dataset import is_dataset_folder, open_dataset
-from facetrain.errors import UnreadableError
-from facetrain.files import os_errors_as
 from facetrain.models.embedding_model import EmbeddingModel
 from facetrain.telemetry.log import warn
 from facetrain.text import printable
@@ -73,16 +71,6 @@ def lazy_files(paths: Sequence[Path]) -> LazySequence[bytes]:
     return LazySequence(
         len(paths), lambda index: read_image_file(paths[index]), lambda index: printable(str(paths[index]))
     )
-
-
-def read_image_file(path: Path) -> bytes:
-    """Return the content of an image file.
-
-    Raises:
-        UnreadableError: it cannot be read.
-    """
-    with os_errors_as(UnreadableError, path):
-        return image_file_bytes(path)
 
 
 def input_landmarks(opened: EmbeddingModel, input: Path) -> np.ndarray | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 from array import array
 from collections.abc import Iterator, Sequence
@@ -42,11 +41,7 @@ class FileDataset(CatalogDataset):
         Raises:
             UnreadableError: if the file cannot be read.
         """
-        path = self.file_path(index)
-        try:
-            return image_file_bytes(path)
-        except OSError as error:
-            raise UnreadableError(f"{printable(path)}: {error_reason(error)}") from error
+        return read_image_file(self.file_path(index))
 
     def prefetch(self, first: int, count: int) -> None:
         """Do nothing: the files would have to be opened."""
@@ -71,21 +66,24 @@ class FileDataset(CatalogDataset):
         return os.path.join(self._root, self._decode_name(self._name_bytes(index)))
 
 
-def image_file_bytes(path: str | os.PathLike[str]) -> bytes:
+def read_image_file(path: str | os.PathLike[str]) -> bytes:
     """Return the content of an image file.
 
     Raises:
-        OSError: it cannot be read, is not a regular file, or is larger than any image.
+        UnreadableError: it cannot be read, is not a regular file, or is larger than any image.
     """
     # Not Path.read_bytes, which makes more system calls for each small file.
-    file = open_regular(path)
     try:
-        size = os.fstat(file).st_size
-        if fault := size_fault(size):
-            raise OSError(errno.EFBIG, fault, os.fspath(path))
-        return os.read(file, size)
-    finally:
-        os.close(file)
+        file = open_regular(path)
+        try:
+            size = os.fstat(file).st_size
+            if fault := size_fault(size):
+                raise ValueError(fault)
+            return os.read(file, size)
+        finally:
+            os.close(file)
+    except (OSError, ValueError) as error:
+        raise UnreadableError(f"{printable(os.fspath(path))}: {error_reason(error)}") from error
 
 
 def open_folder(folder: Path) -> CatalogDataset:

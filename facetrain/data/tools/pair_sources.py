@@ -9,7 +9,7 @@ import numpy as np
 
 from facetrain.data.formats.bin import read_bin
 from facetrain.data.formats.bin_tables import contradicting_pair, groups_path, read_subjects
-from facetrain.data.formats.image_folder import image_file_bytes
+from facetrain.data.formats.image_folder import read_image_file
 from facetrain.data.formats.landmark_file import read_landmarks_beside
 from facetrain.data.images.decode import decode_rgb, encode_png, resize_square
 from facetrain.data.pair_folds import fold_order
@@ -17,7 +17,7 @@ from facetrain.data.tools.aligned_images import AlignedImages
 from facetrain.data.tools.landmark_finder import LandmarkFinder
 from facetrain.data.tools.pair_list_reader import announced_pairs, interleave_folds, read_pairs
 from facetrain.data.tools.pair_writer import PairsToWrite, require_readable
-from facetrain.errors import PairsError, UnreadableError
+from facetrain.errors import PairsError
 from facetrain.files import os_errors_as, read_regular_text
 
 _RFW_GROUPS = ("African", "Asian", "Caucasian", "Indian")
@@ -63,8 +63,7 @@ def list_pairs(
 
     def read(number: int) -> bytes:
         path = paths[number]
-        with os_errors_as(UnreadableError, path):
-            data = image_file_bytes(path)
+        data = read_image_file(path)
         if aligned is None:
             return require_readable(data, str(path))
         name = "/".join(path.parts[-3:]) if images is None else os.path.relpath(path, images)

@@ -5,11 +5,11 @@ import os
 import pytest
 
 from facetrain.data.formats.bin import read_bin
+from facetrain.data.formats.image_folder import read_image_file
 from facetrain.data.mixture import read_identities
 from facetrain.data.npy_file import map_npy
 from facetrain.embeddings.embedding_files import open_embeddings
 from facetrain.embeddings.embedding_map import open_map
-from facetrain.embeddings.image_inputs import read_image_file
 from facetrain.errors import DataError
 
 PLACEMENTS = {"pipe": os.mkfifo, "folder": os.mkdir, "loop": lambda path: os.symlink(path, path)}
