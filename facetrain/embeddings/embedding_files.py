@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -20,12 +19,13 @@ import numpy as np
 from facetrain.data.formats.arrow_columns import import_pyarrow
 from facetrain.embeddings.embedding_npz import open_npz, write_npz
 from facetrain.embeddings.embedding_parquet import open_parquet, write_parquet
-from facetrain.embeddings.streamed_rows import Columns
+from facetrain.embeddings.streamed_rows import Columns, damage_as_error
 from facetrain.errors import DataError
-from facetrain.files import error_reason, new_file, open_regular
+from facetrain.files import new_file, open_regular
 from facetrain.telemetry.log import warn
 
 SUFFIXES = (".npz", ".parquet")
+_KIND = "a file of embeddings"
 BLOCK_BYTES = 1 << 24
 """Bytes of a block of embeddings in float32: 8,192 embeddings of size 512."""
 
@@ -103,7 +103,7 @@ class Embeddings:
         Raises:
             DataError: the file cannot be read, or a number is not finite.
         """
-        with _damage_as_error(self.path):
+        with damage_as_error(self.path, _KIND):
             stored_nD = self.stored[start : min(stop, self.count)]
         row_nD = np.asarray(stored_nD, np.float64 if stored_nD.dtype.itemsize > 4 else np.float32)
         if not np.isfinite(row_nD).all():
@@ -137,7 +137,7 @@ def open_embeddings(path: Path) -> Embeddings:
         DataError: the file cannot be read, lacks a column, or its columns do not fit together.
     """
     open_columns = open_npz if path.suffix == ".npz" else open_parquet
-    with _damage_as_error(path):
+    with damage_as_error(path, _KIND):
         os.close(open_regular(path))  # zipfile would wait for the writer of a pipe
         embedding, name, label, quality, model, flip = open_columns(path)
     fits = len(embedding.shape) == 2 and (len(name),) == label.shape == embedding.shape[:1]
@@ -151,18 +151,6 @@ def open_embeddings(path: Path) -> Embeddings:
     if not all(embedding.shape):
         raise DataError(f"{path}: has no embeddings; embed at least one image")
     return Embeddings(embedding, name, label, path, quality, model, flip)
-
-
-@contextmanager
-def _damage_as_error(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except DataError:
-        raise
-    # zipfile, zlib, NumPy and pyarrow have many errors for damaged files, without a common base.
-    except Exception as error:
-        reason = error_reason(error, of_text=False)
-        raise DataError(f"{path}: damaged, or not a file of embeddings ({reason})") from error
 
 
 def save_embeddings(path: Path, embeddings: Embeddings) -> None:

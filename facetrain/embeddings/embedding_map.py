@@ -18,9 +18,9 @@ from facetrain.embeddings.embedding_files import Embeddings, Rows, warn_of_unkno
 from facetrain.embeddings.embedding_npz import NpzArray
 from facetrain.embeddings.model_fingerprint import is_same_model
 from facetrain.embeddings.normalization import l2_normalize
-from facetrain.embeddings.streamed_rows import require_fitting
+from facetrain.embeddings.streamed_rows import damage_as_error, require_fitting
 from facetrain.errors import DataError
-from facetrain.files import error_reason, new_file, open_regular, os_errors_as
+from facetrain.files import new_file, open_regular, os_errors_as
 
 _PENALTIES = 10.0 ** np.arange(-4, 4)
 """Penalties of the ridge regression, of which leave-one-out errors choose one."""
@@ -110,19 +110,11 @@ def open_map(path: Path) -> EmbeddingMap:
     Raises:
         DataError: the file cannot be read, is damaged, or is no map.
     """
-    try:
-        with os_errors_as(DataError, path):
-            os.close(open_regular(path))  # zipfile would wait for the writer of a pipe
-            arrays = [NpzArray.find(path, name) for name in _ARRAYS]
-            require_fitting(path, sum(array.size for array in arrays))
-            weight, bias, old, new = (array.read().astype(np.float32) for array in arrays)
-    except DataError:
-        raise
-    # zipfile, zlib and NumPy have many errors for damaged files, without a common base.
-    except Exception as error:
-        raise DataError(
-            f"{path}: damaged, or not a map of `facetrain align` ({error_reason(error)})"
-        ) from error
+    with damage_as_error(path, "a map of `facetrain align`"), os_errors_as(DataError, path):
+        os.close(open_regular(path))  # zipfile would wait for the writer of a pipe
+        arrays = [NpzArray.find(path, name) for name in _ARRAYS]
+        require_fitting(path, sum(array.size for array in arrays))
+        weight, bias, old, new = (array.read().astype(np.float32) for array in arrays)
     fits = weight.ndim == 2 and (*old.shape, *new.shape) == weight.shape and bias.shape == new.shape
     if not fits or not all(np.isfinite(array).all() for array in (weight, bias)):
         raise DataError(f"{path}: not a map of `facetrain align`: its arrays do not fit together")

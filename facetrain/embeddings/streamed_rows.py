@@ -5,12 +5,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from facetrain.errors import DataError
+from facetrain.files import error_reason
 
 _SPARE_BYTES = 1 << 27
 
@@ -81,3 +83,15 @@ def require_fitting(path: Path, size: int) -> None:
         raise DataError(
             f"{path}: decompresses to {size:,} bytes, more than the {limit:,} that a file of this size may need"
         )
+
+
+@contextmanager
+def damage_as_error(path: Path, kind: str) -> Iterator[None]:
+    """Turn any error of the block into a DataError, which says that the file is not of this kind, or damaged."""
+    try:
+        yield
+    except DataError:
+        raise
+    # zipfile, zlib, NumPy and pyarrow have many errors for damaged files, without a common base.
+    except Exception as error:
+        raise DataError(f"{path}: damaged, or not {kind} ({error_reason(error, of_text=False)})") from error

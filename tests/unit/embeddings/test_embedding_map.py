@@ -1,5 +1,6 @@
 """Maps from the embeddings of an old model to those of a new one."""
 
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -86,4 +87,13 @@ def test_a_file_that_is_no_map_is_refused_in_one_line(models, tmp_path, change):
         open_map(path)
     path.unlink()
     with pytest.raises(DataError, match=r"map\.npz: No such file or directory$"):
+        open_map(path)
+
+
+def test_a_map_with_a_damaged_name_is_not_to_be_saved_as_text(tmp_path):
+    path = tmp_path / "map.npz"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("weightä.npy", b"")
+    path.write_bytes(path.read_bytes().replace("ä".encode(), b"\xff\xfe"))
+    with pytest.raises(DataError, match=r"map\.npz: damaged.*\(text not in UTF-8 \(byte 0xff\)\)$"):
         open_map(path)
