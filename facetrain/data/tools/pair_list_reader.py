@@ -125,21 +125,18 @@ def _read_two_line_pairs(lines: list[Line], images: Path) -> Iterator[ListedPair
 
 def _read_path_pairs(lines: list[Line], images: Path) -> Iterator[ListedPair]:
     for location, words in lines:
-        _require_form(_is_path_pair(words), location, words, "`image image 1` or `image image 0`")
-        yield _path_pair(location, words[:2], words[2], images)
+        _require_form(
+            _is_path_pair(words), location, words, "`image image 1` or `1 image image`, with 0 or 1"
+        )
+        label, paths = _label_and_paths(words)
+        first, second = (_find_image(images, [images / path], location) for path in paths)
+        people = _person_of_path(images, first), _person_of_path(images, second)
+        yield ListedPair(first, second, label == "1", people)
 
 
-def _read_labeled_pairs(lines: list[Line], images: Path) -> Iterator[ListedPair]:
-    for location, words in lines:
-        _require_form(_is_labeled_pair(words), location, words, "`1 image image` or `0 image image`")
-        yield _path_pair(location, words[1:], words[0], images)
-
-
-def _path_pair(location: str, paths: list[str], label: str, images: Path) -> ListedPair:
-    first, second = (_find_image(images, [images / path], location) for path in paths)
-    return ListedPair(
-        first, second, label == "1", (_person_of_path(images, first), _person_of_path(images, second))
-    )
+def _label_and_paths(words: list[str]) -> tuple[str, list[str]]:
+    """Return the label of a pair, which is the last word or the first, and the other words."""
+    return (words[0], words[1:]) if words[0] in ("0", "1") else (words[-1], words[:-1])
 
 
 def _is_numbered_pair(words: list[str]) -> bool:
@@ -151,17 +148,13 @@ def _is_half_of_pair(words: list[str]) -> bool:
 
 
 def _is_path_pair(words: list[str]) -> bool:
-    return len(words) == 3 and all(map(_is_image, words[:2])) and words[2] in ("0", "1")
-
-
-def _is_labeled_pair(words: list[str]) -> bool:
-    return len(words) == 3 and words[0] in ("0", "1") and all(map(_is_image, words[1:]))
+    label, paths = _label_and_paths(words)
+    return label in ("0", "1") and len(paths) == 2 and all(map(_is_image, paths))
 
 
 _FORMS: tuple[tuple[Callable[[list[str]], bool], Callable[[list[Line], Path], Iterator[ListedPair]]], ...] = (
     (_is_half_of_pair, _read_two_line_pairs),
     (_is_path_pair, _read_path_pairs),
-    (_is_labeled_pair, _read_labeled_pairs),
     (_is_numbered_pair, _read_numbered_pairs),
 )
 """Whether the first line of a list has a form, and the reader of the form."""
