@@ -85,7 +85,8 @@ def pack(
     skipped = list(skipped_files(source))
     numbers = np.arange(source.num_images)
     if skip_bad:
-        numbers = prepared.without_faults(numbers, workers, checking, skipped)
+        numbers, faults = prepared.without_faults(workers, checking)
+        skipped += faults
     elif isinstance(source, ListDataset):
         _require_files(source, source_path)
     read, landmarks_N52 = prepared.encoded, prepared.landmarks_N52
@@ -120,22 +121,20 @@ class _PreparedImages:
         """Landmarks of the images that have been encoded, as fractions of their sides; None: they have none."""
 
     def without_faults(
-        self, numbers: np.ndarray, workers: int | None, progress: ProgressCallback, skipped: list[SkippedFile]
-    ) -> np.ndarray:
-        """Return the numbers of the images that can be written, int64; add the others to `skipped`.
+        self, workers: int | None, progress: ProgressCallback
+    ) -> tuple[np.ndarray, list[SkippedFile]]:
+        """Return the numbers of the images that can be written, int64, and the others.
 
         Raises:
             DataError: there is none.
         """
-        checked = map_in_order(self._fault, numbers.tolist(), workers)
-        faults = list(report_progress(checked, len(numbers), progress))
-        skipped += filter(None, faults)
-        good = np.array([fault is None for fault in faults])
-        if not good.any():
-            raise DataError(
-                f"all {len(numbers):,} images have faults; the first is {skipped[-len(faults)].reason}"
-            )
-        return numbers[good]
+        count = self._source.num_images
+        checked = map_in_order(self._fault, range(count), workers)
+        found = list(report_progress(checked, count, progress))
+        faults = [fault for fault in found if fault is not None]
+        if len(faults) == count:
+            raise DataError(f"all {count:,} images have faults; the first is {faults[0].reason}")
+        return np.flatnonzero([fault is None for fault in found]), faults
 
     def encoded(self, number: int) -> bytes:
         """Return an image as it is to be written."""
