@@ -34,7 +34,7 @@ def get(
 ) -> None:
     """Download a model, detector or dataset, or list the catalog."""
     from facetrain.remote.address import is_remote
-    from facetrain.remote.catalog import catalog, find_entry
+    from facetrain.remote.catalog import catalog
 
     if name is None and output is not None:
         raise UsageError(
@@ -44,7 +44,7 @@ def get(
         entries = [asdict(entry) for entry in catalog().values()]
         typer.echo(json.dumps(entries, indent=1, default=str) if as_json else _table())
         return
-    entry = find_entry(name)
+    entry = catalog().get(name)
     if entry is None and not is_remote(name):
         raise UsageError(
             f"{name}: not in the catalog; `facetrain get` lists it, or give an address such as hf://org/repo"

@@ -77,11 +77,6 @@ def catalog() -> Mapping[str, Entry]:
     return {name: _entry(name, fields) for name, fields in content.items()}
 
 
-def find_entry(name: str) -> Entry | None:
-    """Return the entry with a name; None if there is none."""
-    return catalog().get(name)
-
-
 def nearest_available(entry: Entry) -> Entry | None:
     """Return the nearest entry that has an address; None if there is none."""
     while entry.nearest is not None:

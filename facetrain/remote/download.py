@@ -32,7 +32,7 @@ from facetrain.errors import DataError, RunError, UsageError
 from facetrain.files import locked, os_errors_as, parse_json, private_folder, stamp_of, write_atomically
 from facetrain.progress import ProgressCallback, ignore_progress
 from facetrain.remote.address import is_remote, public, scheme, without_secrets, without_version
-from facetrain.remote.catalog import find_entry
+from facetrain.remote.catalog import catalog
 from facetrain.remote.listing import RemoteFile, list_files, with_commit
 from facetrain.remote.ranges import download_ranges
 
@@ -68,9 +68,7 @@ class _Request:
 def is_name(text: str) -> bool:
     """Return whether a text is an address, or the name of a file in the catalog and no existing path."""
     # Most texts are paths: the catalog is not read for them.
-    return is_remote(text) or (
-        text.isidentifier() and not Path(text).exists() and find_entry(text) is not None
-    )
+    return is_remote(text) or (text.isidentifier() and not Path(text).exists() and text in catalog())
 
 
 def local_path(name: str | os.PathLike[str]) -> Path:
@@ -93,7 +91,7 @@ def pinned(name: str) -> str:
 
 def address_of(name: str) -> str:
     """Return the address of a name of the catalog, without its version; another text as it is."""
-    entry = None if is_remote(name) else find_entry(name)
+    entry = None if is_remote(name) else catalog().get(name)
     return (entry.address if entry else None) or name
 
 
@@ -134,7 +132,7 @@ def fetch(
         DataError: the download failed, its checksum is wrong, or others can write to the cache.
         RunError: the disk is full.
     """
-    entry = None if is_remote(name) else find_entry(name)
+    entry = None if is_remote(name) else catalog().get(name)
     address = entry.require_address() if entry else name
     url, sha256 = _split_checksum(address)
     terms, file = (entry.terms, entry.file) if entry else ("", None)

@@ -406,7 +406,7 @@ def test_a_name_of_the_catalog_is_downloaded_with_its_checksum_and_terms(web_ser
     address = f"{web_server.address}/file/17"
     lfw = replace(catalog()["lfw"], address=address, sha256=CHECKSUM)
     wrong = replace(lfw, sha256="0" * 64)
-    monkeypatch.setattr(download, "find_entry", {"lfw": lfw, "wrong": wrong}.get)
+    monkeypatch.setattr(download, "catalog", lambda: {"lfw": lfw, "wrong": wrong})
     lines = []
     path, exact = fetch("lfw", lambda done, size: None, lines.append)
     assert path.name == "lfw.tgz" and exact == f"{address}#sha256={CHECKSUM}"
