@@ -14,10 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.counter_rng import key_of
-from facetrain.data.dataset import image_landmarks
 from facetrain.data.loading.sampler import permute
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.tools.pair_writer import PairsToWrite, require_readable, write_pairs
+from facetrain.data.tools.pair_writer import pairs_of_dataset, write_pairs
 from facetrain.distinct import distinct
 from facetrain.errors import DataError
 from facetrain.text import count_text
@@ -129,12 +128,4 @@ def write_photo_pairs(folder: Path, output: Path, *, seed: int = 0) -> int:
         one, other = sorted(rng.choice(len(images_of), 2, replace=False).tolist())
         impostors[int(rng.choice(images_of[one])), int(rng.choice(images_of[other]))] = None
     number_P2 = [pair for both in zip(genuine, impostors, strict=True) for pair in both]
-    numbers = [number for pair in number_P2 for number in pair]
-    landmarks_N52 = image_landmarks(source)
-    pairs = PairsToWrite(
-        [True, False] * count,
-        lambda index: require_readable(source.read(numbers[index]), source.location(numbers[index])),
-        subjects=[str(person) for person in source.labels[numbers].tolist()],
-        landmarks_N52=None if landmarks_N52 is None else landmarks_N52[numbers],
-    )
-    return write_pairs(pairs, output).pairs
+    return write_pairs(pairs_of_dataset(source, [True, False] * count, number_P2), output).pairs

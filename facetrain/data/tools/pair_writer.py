@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from facetrain.data.dataset import FaceDataset, image_landmarks
 from facetrain.data.formats.bin import NAME_ENDINGS, set_name, write_bin
 from facetrain.data.formats.bin_tables import groups_path, subjects_path, write_subjects
 from facetrain.data.formats.landmark_file import landmarks_path, write_landmarks
@@ -108,6 +109,20 @@ def _write_tables(source: PairsToWrite, output: Path) -> None:
     if source.groups is not None:
         with os_errors_as(PairsError, groups_path(output)):
             write_atomically(groups_path(output), source.groups)
+
+
+def pairs_of_dataset(
+    source: FaceDataset, same: Sequence[bool], pairs: Iterable[tuple[int, int]]
+) -> PairsToWrite:
+    """Return pairs of a dataset's images, given by their numbers, with their people and landmarks."""
+    numbers = [number for pair in pairs for number in pair]
+    landmarks_N52 = image_landmarks(source)
+    return PairsToWrite(
+        same,
+        lambda row: require_readable(source.read(numbers[row]), source.location(numbers[row])),
+        subjects=[str(identity) for identity in source.labels[numbers].tolist()],
+        landmarks_N52=None if landmarks_N52 is None else landmarks_N52[numbers],
+    )
 
 
 def require_readable(data: bytes, location: str) -> bytes:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.dataset import FaceDataset, image_landmarks
+from facetrain.data.dataset import FaceDataset
 from facetrain.data.open_dataset import open_aligned
 from facetrain.data.pair_folds import FOLDS
-from facetrain.data.tools.pair_writer import PairsToWrite, require_readable
+from facetrain.data.tools.pair_writer import PairsToWrite, pairs_of_dataset
 from facetrain.errors import DataError
 from facetrain.text import count_text
 
@@ -55,14 +55,7 @@ def sample_pairs(folder: Path, pairs: int, *, seed: int = 0) -> PairsToWrite:
         half = pairs // FOLDS // 2
         sampled += _sample_distinct(source, partial(_genuine_pair, members, rng), half, folder)
         sampled += _sample_distinct(source, partial(_impostor_pair, members, rng), half, folder)
-    numbers = [number for pair in sampled for number in pair]
-    landmarks_N52 = image_landmarks(source)
-    return PairsToWrite(
-        same,
-        lambda row: require_readable(source.read(numbers[row]), source.location(numbers[row])),
-        subjects=[str(identity) for identity in source.labels[numbers].tolist()],
-        landmarks_N52=None if landmarks_N52 is None else landmarks_N52[numbers],
-    )
+    return pairs_of_dataset(source, same, sampled)
 
 
 def needed_share(identities: int, eligible: int, total: int) -> str:
