@@ -19,20 +19,18 @@ _MOST_BYTES = 230
 class FileNames:
     """Names of the images of a dataset: the original ones, or numbers with leading zeros, no two of them equal."""
 
-    def __init__(
-        self, source: FaceDataset, identities: Sequence[int], *, has_keys: bool, has_true_suffix: bool
-    ) -> None:
+    def __init__(self, source: FaceDataset, identities: Sequence[int], *, in_shards: bool) -> None:
         """Take the dataset.
 
         Args:
             source: the dataset.
             identities: identity in the dataset of each label that is written.
-            has_keys: whether the name up to its first dot is the key of an image.
-            has_true_suffix: whether the suffix names the format of the bytes, also if the original name has another.
+            in_shards: whether the name up to its first dot is the key of an image. In a folder, the suffix names the
+                format of the bytes, also if the original name has another.
         """
-        self._source, self._has_keys, self._has_true_suffix = source, has_keys, has_true_suffix
+        self._source, self._in_shards = source, in_shards
         # In shards, names that differ only in case are different for every reader.
-        self._folders = _identity_folders(source, identities, ignore_case=not has_keys)
+        self._folders = _identity_folders(source, identities, ignore_case=not in_shards)
         self._digits = len(str(source.num_images - 1))
         self._taken = set[str]()
         # Numbers alone are different by themselves: a table of 17 million of them would fill the memory.
@@ -56,14 +54,14 @@ class FileNames:
             stem = stem.removesuffix(suffix)
         else:
             suffix = ""
-        if not suffix or self._has_true_suffix:
+        if not suffix or not self._in_shards:
             suffix = self._format_suffix(number, data, suffix)
-        if self._has_keys:
+        if self._in_shards:
             stem = stem.replace(".", "_")
         path = f"{self._folders[label]}/{_cut(stem)}"
         if not self._is_named:
             return path + suffix
-        if self._has_keys:  # the suffix is no part of a key
+        if self._in_shards:  # the suffix is no part of a key
             return unique_name(path, "", digits, self._taken, ignore_case=False) + suffix
         return unique_name(path, suffix, digits, self._taken)
 

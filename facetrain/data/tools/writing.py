@@ -55,15 +55,13 @@ class OutputFormat:
     advance."""
     needs_folders: bool = False
     """Whether every image is named IDENTITY/FILE, also one without a name."""
-    has_keys: bool = False
-    """Whether the name up to its first dot is the key of an image."""
     keeps_order: bool = True
     """Whether readers see the images in the order in which they were written."""
 
 
 FORMATS = {
     "recordio": OutputFormat(None),
-    "webdataset": OutputFormat(write_webdataset, needs_folders=True, has_keys=True),
+    "webdataset": OutputFormat(write_webdataset, needs_folders=True),
     "parquet": OutputFormat(write_parquet),
     "folder": OutputFormat(write_folders, needs_folders=True, keeps_order=False),
 }
@@ -195,9 +193,7 @@ def _labeled_images(
     """Yield the images in their order, with unique names if all of them need one, and add them to the digest."""
     source, file_names = selection.source, None
     if chosen.needs_folders:
-        file_names = FileNames(
-            source, selection.identities, has_keys=chosen.has_keys, has_true_suffix=not chosen.keeps_order
-        )
+        file_names = FileNames(source, selection.identities, in_shards=chosen.keeps_order)
     for row, data in enumerate(map_in_order(selection.read_image, range(len(selection.numbers)), workers)):
         number, label = int(selection.numbers[row]), int(selection.new_label[row])
         name = None  # RecordIO has tables of names
