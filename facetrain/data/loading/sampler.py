@@ -117,9 +117,11 @@ class GlobalSampler:
             return permute(position, self.num_images, key_of(self._seed, epoch))
         return self._shuffled_in_blocks(position, epoch)
 
-    def repeats(self, step: int, rows_N: np.ndarray | None = None) -> np.ndarray | None:
-        """Return how often the epoch has shown each image of `batch` before: int64 (N,); None: never."""
-        return None
+    def batch_with_repeats(
+        self, step: int, rows_N: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return `batch`, and how often the epoch has shown each of its images before: int64 (N,); None: never."""
+        return self.batch(step, rows_N), None
 
     def ranges_to_prefetch(self, step: int, *, is_first_step: bool) -> Iterator[tuple[int, int]]:
         """Yield (first index, count) of the ranges to read in advance.
@@ -186,48 +188,46 @@ class MixtureSampler(GlobalSampler):
 
     def batch(self, step: int, rows_N: np.ndarray | None = None) -> np.ndarray:
         """Return the dataset indices of a step, or of some rows of its global batch: int64 (N,)."""
-        return self._index_of(super().batch(step, rows_N), self.epoch(step))
+        return self._index_and_repeats(super().batch(step, rows_N), self.epoch(step))[0]
 
-    def repeats(self, step: int, rows_N: np.ndarray | None = None) -> np.ndarray | None:
-        """Return how often the epoch has shown each image of `batch` before: int64 (N,); None: never.
+    def batch_with_repeats(
+        self, step: int, rows_N: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return `batch`, and how often the epoch has shown each of its images before: int64 (N,); None: never.
 
         In an epoch that begins within a pass, every image of the next pass counts as shown before.
         """
-        epoch, shuffled = self.epoch(step), super().batch(step, rows_N)
-        repeat = np.zeros(len(shuffled), np.int64)
-        for dataset, rows, position in self._by_dataset(shuffled, epoch):
-            count, per_epoch = int(self._counts[dataset]), int(self._per_epoch[dataset])
-            repeat[rows] = position // count - epoch * per_epoch // count
-        return repeat if repeat.any() else None
+        index, repeat = self._index_and_repeats(super().batch(step, rows_N), self.epoch(step))
+        return index, repeat if repeat.any() else None
 
     def ranges_to_prefetch(self, step: int, *, is_first_step: bool) -> Iterator[tuple[int, int]]:
         """Yield (first index, count) of the ranges to read in advance, as they are in the datasets."""
         ranges = super().ranges_to_prefetch(step, is_first_step=is_first_step)
         # Of all ranges at once: of each of a thousand blocks by itself, it would take ten times as long.
         if positions := [np.arange(start, start + count) for start, count in ranges]:
-            yield from consecutive_ranges(self._index_of(np.concatenate(positions), self.epoch(step)))
+            index, _ = self._index_and_repeats(np.concatenate(positions), self.epoch(step))
+            yield from consecutive_ranges(index)
 
-    def _index_of(self, position: np.ndarray, epoch: int) -> np.ndarray:
-        """Map positions in the unshuffled epoch (all of dataset 0, then of dataset 1, …) to dataset indices."""
-        index = np.empty_like(position)
-        for dataset, rows, endless in self._by_dataset(position, epoch):
-            count = int(self._counts[dataset])
-            pass_of, within = np.divmod(endless, count)
+    def _index_and_repeats(self, position: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Map positions in the unshuffled epoch (all of dataset 0, then of dataset 1, …) to dataset indices.
+
+        Also return the number of passes that the epoch has begun before each of them.
+        """
+        index, repeat = np.empty_like(position), np.empty_like(position)
+        dataset_of = np.searchsorted(self._first_position, position, side="right") - 1
+        for dataset in np.unique(dataset_of).tolist():
+            rows = np.flatnonzero(dataset_of == dataset)
+            count, begin = int(self._counts[dataset]), epoch * int(self._per_epoch[dataset])
+            # Of the endless sequence of passes over the dataset.
+            pass_of, within = np.divmod(begin + position[rows] - self._first_position[dataset], count)
+            repeat[rows] = pass_of - begin // count
             for number in np.unique(pass_of).tolist():
                 in_pass = pass_of == number
                 key = key_of(self._seed, _KEY_MIXTURE, dataset, number)
                 index[rows[in_pass]] = self._first_index[dataset] + self._permute_pass(
                     within[in_pass], count, key
                 )
-        return index
-
-    def _by_dataset(self, position: np.ndarray, epoch: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Yield each dataset, the rows of its images, and their positions in the endless sequence of its passes."""
-        dataset_of = np.searchsorted(self._first_position, position, side="right") - 1
-        for dataset in np.unique(dataset_of).tolist():
-            rows = np.flatnonzero(dataset_of == dataset)
-            first = self._first_position[dataset]
-            yield dataset, rows, epoch * self._per_epoch[dataset] + position[rows] - first
+        return index, repeat
 
     def _permute_pass(self, position: np.ndarray, count: int, key: int) -> np.ndarray:
         if self._mode == "full":

@@ -150,7 +150,7 @@ def test_an_image_that_an_epoch_shows_again_has_other_draws(mode):
     sampler = MixtureSampler([10, 6, 3], [0.7, 2, 3.4], order)
     for epoch in range(4):
         steps = range(epoch * sampler.steps_per_epoch, (epoch + 1) * sampler.steps_per_epoch)
-        batches = [(sampler.batch(step), sampler.repeats(step)) for step in steps]
+        batches = [sampler.batch_with_repeats(step) for step in steps]
         repeats = [np.zeros_like(index) if repeat is None else repeat for index, repeat in batches]
         shown = [*zip(np.concatenate([index for index, _ in batches]), np.concatenate(repeats), strict=True)]
         assert len(set(shown)) == len(shown) > len({index for index, _ in shown})

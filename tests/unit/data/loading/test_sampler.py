@@ -100,7 +100,8 @@ def test_rows_of_a_batch_are_those_of_the_whole_batch(mode):
     rows = np.array([7, 2, 11])
     for sampler in (GlobalSampler(100, order), MixtureSampler([40, 9], [0.5, 3], order)):
         for step in range(2 * sampler.steps_per_epoch):
-            assert sampler.batch(step, rows).tolist() == sampler.batch(step)[rows].tolist()
-            part, whole = (sampler.repeats(step, each) for each in (rows, None))
+            index, part = sampler.batch_with_repeats(step, rows)
+            assert index.tolist() == sampler.batch(step, rows).tolist() == sampler.batch(step)[rows].tolist()
+            _, whole = sampler.batch_with_repeats(step)
             assert part is None or part.tolist() == whole[rows].tolist()
             assert part is not None or whole is None or not whole[rows].any()
