@@ -7,16 +7,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import numpy as np
-
 from facetrain.data.dataset import FaceDataset
+from facetrain.data.identity_counts import count_images
 from facetrain.data.mixture import parts_of
 from facetrain.errors import DataError
 from facetrain.text import count_text
 
 FEWEST_PEOPLE = 1_000
 """People from which a new network learns to tell others apart, at least; one that has learned it needs fewer."""
-_CHUNK = 1 << 24
 _RENUMBERED = (
     "the center of a class without images only repels; `facetrain data convert DATASET --to recordio --output NEW` "
     "writes a copy whose labels begin at 0 and have no gaps"
@@ -93,16 +91,3 @@ def find_label_problem(source: FaceDataset) -> LabelProblem | None:
             f"{single:,} of {classes:,} identities have one image", "consider data.min_images_per_identity: 2"
         )
     return None
-
-
-def count_images(source: FaceDataset) -> tuple[np.ndarray, np.ndarray]:
-    """Return the labels that have images, ascending, and the numbers of their images."""
-    if source.num_classes > 2 * source.num_images:
-        # A damaged label can be so large that the counts of all labels below it fill the memory.
-        return np.unique(source.labels, return_counts=True)
-    counts = np.zeros(source.num_classes, np.int64)
-    # In chunks, because bincount converts to int64: 100 million labels take 800 MB.
-    for start in range(0, source.num_images, _CHUNK):
-        counts += np.bincount(source.labels[start : start + _CHUNK], minlength=source.num_classes)
-    present = np.flatnonzero(counts)
-    return present, counts[present]

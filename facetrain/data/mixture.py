@@ -42,6 +42,7 @@ from facetrain.data.dataset import (
 )
 from facetrain.data.formats.labels import MAX_LABEL
 from facetrain.data.formats.names import MIXTURE_SUFFIXES
+from facetrain.data.identity_counts import drop_small_identities
 from facetrain.data.npy_file import map_npy
 from facetrain.data.remote_dataset import ObjectCache, dataset_path
 from facetrain.data.skipped_files import SkippedFile
@@ -212,7 +213,7 @@ def is_mixture(path: Path) -> bool:
 def open_mixture(
     path: Path,
     open_dataset: Callable[[Path], FaceDataset],
-    drop_small_identities: Callable[[FaceDataset, Path], FaceDataset],
+    min_images_per_identity: int,
     cache: ObjectCache,
 ) -> MixtureDataset:
     """Open the datasets of a YAML file.
@@ -220,8 +221,7 @@ def open_mixture(
     Args:
         path: the YAML file.
         open_dataset: opens one dataset.
-        drop_small_identities: removes identities with few images; called last, because the numbers in
-            `identities:` and `without:` files are labels of the whole dataset.
+        min_images_per_identity: identities with fewer images are left out.
         cache: for datasets in an object store.
 
     Raises:
@@ -248,7 +248,8 @@ def open_mixture(
                 "list it once, with a weight, or use `heads: separate`"
             )
         chosen.append((files, selected))
-        dataset = drop_small_identities(selected, place)
+        # Last: the numbers in `identities:` and `without:` files are labels of the whole dataset.
+        dataset = drop_small_identities(selected, place, min_images_per_identity)
         if not images_per_epoch([dataset.num_images], [entry.weight])[0]:
             raise DataError(
                 f"{path}: with weight {entry.weight:g}, an epoch shows none of the {dataset.num_images:,} images of "

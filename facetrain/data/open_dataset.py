@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.dataset import FaceDataset, SubsetDataset, image_landmarks, photo_landmarks
+from facetrain.data.dataset import FaceDataset, image_landmarks, photo_landmarks
 from facetrain.data.formats.base import Format
 from facetrain.data.formats.image_folder import two_identities
 from facetrain.data.formats.image_list import open_list
 from facetrain.data.formats.landmark_file import landmarks_path, open_landmarks, require_file_names
 from facetrain.data.formats.names import DATASET_SUFFIXES, SUFFIXES
-from facetrain.data.label_problems import count_images
+from facetrain.data.identity_counts import drop_small_identities
 from facetrain.data.mixture import is_mixture, open_mixture, parts_of
 from facetrain.data.remote_dataset import (
     DEFAULT_CACHE,
@@ -69,7 +69,7 @@ def open_dataset(
             return open_mixture(
                 path,
                 partial(open_dataset, with_landmarks=with_landmarks),
-                lambda dataset, place: drop_small_identities(dataset, place, min_images_per_identity),
+                min_images_per_identity,
                 cache,
             )
         except DataError as error:
@@ -92,29 +92,6 @@ def open_dataset(
         open_landmarks(landmarks, dataset.num_images)  # an error now, not in the middle of a run
         require_file_names(landmarks, dataset.digest_file_names)
     return drop_small_identities(dataset, path, min_images_per_identity)
-
-
-def drop_small_identities(dataset: FaceDataset, path: Path, min_images_per_identity: int) -> FaceDataset:
-    """Return the dataset without identities that have fewer than `min_images_per_identity` images.
-
-    Raises:
-        DataError: if no identity has enough images; the message names `path`.
-    """
-    if min_images_per_identity == 1:
-        return dataset
-    present, counts = count_images(dataset)
-    enough = present[counts >= min_images_per_identity]
-    if not len(enough):
-        raise DataError(
-            f"{path}: no identity has {min_images_per_identity} images or more; the most is {counts.max():,}"
-        )
-    return dataset if len(enough) == dataset.num_classes else SubsetDataset(dataset, enough)
-
-
-def images_of_large_identities(dataset: FaceDataset, min_images_per_identity: int) -> np.ndarray:
-    """Return the numbers of the images that `drop_small_identities` keeps, also of those in a mixture: int64 (N,)."""
-    _, row, counts = np.unique(dataset.labels, return_inverse=True, return_counts=True)
-    return np.flatnonzero(counts[row] >= min_images_per_identity)
 
 
 def _format_of(path: Path) -> Format:

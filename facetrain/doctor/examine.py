@@ -10,7 +10,8 @@ from facetrain.backbone.zoo import takes_landmarks
 from facetrain.config.paths import address_of_set
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset, image_landmarks
-from facetrain.data.label_problems import count_images, find_label_problem
+from facetrain.data.identity_counts import count_images
+from facetrain.data.label_problems import find_label_problem
 from facetrain.data.loading.sampler import epoch_size
 from facetrain.data.mixture import parts_of
 from facetrain.distributed.process_lifetime import launched_by_torchrun

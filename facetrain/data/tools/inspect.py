@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from facetrain.data.dataset import FaceDataset
+from facetrain.data.identity_counts import count_images
 from facetrain.data.images.decode import NotAnImageError, decode
 from facetrain.data.images.header import read_header
-from facetrain.data.label_problems import count_images
 from facetrain.data.loading.sampler import sample_numbers
 
 _SAMPLE = 1000

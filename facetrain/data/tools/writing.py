@@ -18,8 +18,8 @@ from facetrain.data.formats.image_writers import LabeledImage, write_parquet, wr
 from facetrain.data.formats.landmark_file import write_landmarks
 from facetrain.data.formats.record_names import write_name_tables
 from facetrain.data.formats.recordio import write_identities
+from facetrain.data.identity_counts import count_images
 from facetrain.data.images.header import read_header
-from facetrain.data.label_problems import count_images
 from facetrain.data.mixture import MixtureDataset
 from facetrain.data.skipped_files import SkippedFile, skipped_table
 from facetrain.data.tools.file_names import FileNames, folders_are_reordered, unique_name

@@ -12,8 +12,9 @@ import torch
 from facetrain.config.schema import Config
 from facetrain.data.build import open_training_data
 from facetrain.data.dataset import FaceDataset
+from facetrain.data.identity_counts import images_of_large_identities
 from facetrain.data.images.augment import Augment
-from facetrain.data.open_dataset import images_of_large_identities, open_dataset
+from facetrain.data.open_dataset import open_dataset
 from facetrain.distributed.world import join
 from facetrain.embeddings.embed_images import embed_in_chunks, open_embedder
 from facetrain.embeddings.embedder import ImageEmbedder

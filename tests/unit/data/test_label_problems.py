@@ -4,8 +4,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from facetrain.data import label_problems
-from facetrain.data.label_problems import count_images, label_remarks, require_trainable_labels
+from facetrain.data import identity_counts
+from facetrain.data.identity_counts import count_images
+from facetrain.data.label_problems import label_remarks, require_trainable_labels
 from facetrain.data.open_dataset import open_dataset, require_aligned
 from facetrain.errors import DataError
 from tests.support.datasets import encoded_image, write_records
@@ -38,7 +39,7 @@ def test_identities_with_two_images_each_are_nothing_to_remark():
 
 
 def test_images_are_counted_without_a_copy_of_all_labels(monkeypatch):
-    monkeypatch.setattr(label_problems, "_CHUNK", 1 << 14)
+    monkeypatch.setattr(identity_counts, "_CHUNK", 1 << 14)
     labels = np.resize(np.array([0, 2, 2], np.int32), 1 << 20)
     source = SimpleNamespace(labels=labels, num_images=len(labels), num_classes=4)
     tracemalloc.start()

@@ -7,7 +7,8 @@ import pytest
 from facetrain.data.dataset import image_landmarks
 from facetrain.data.formats.landmark_file import landmarks_path, write_landmarks
 from facetrain.data.formats.recordio import RecordReader
-from facetrain.data.open_dataset import images_of_large_identities, open_dataset
+from facetrain.data.identity_counts import images_of_large_identities
+from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.check import check
 from facetrain.data.tools.contact_sheet import write_wrong_labels_sheet
 from facetrain.data.tools.wrong_labels import WrongLabel
