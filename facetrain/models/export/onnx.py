@@ -245,7 +245,8 @@ def _mark_normalization(graph: Any) -> None:
     Of version 2.1, model_zoo/arcface_onnx.py gives pixels to a file if a name of its first 8 nodes begins with Sub and
     one with Mul, as MXNet writes them, and normalized images otherwise.
     """
-    (centered,) = (node for node in graph.node if INPUT in node.input)
+    # Not the only node that takes the image: with a free batch, `--unit` adds one that takes its shape.
+    (centered,) = (node for node in graph.node if INPUT in node.input and node.op_type == "Sub")
     (normalized,) = (node for node in graph.node if centered.output[0] in node.input)
     centered.name, normalized.name = "Sub", "Mul"
     # With the constants that they take: the older exporter writes them as nodes.

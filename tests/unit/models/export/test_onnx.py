@@ -219,7 +219,7 @@ def test_a_graph_that_normalizes_inside_is_not_normalized_twice(tmp_path, from_p
     "options",
     [
         QUICK,
-        pytest.param(ExportOptions(), marks=pytest.mark.long),
+        pytest.param(ExportOptions(unit=True), marks=pytest.mark.long),
         ExportOptions(int8=True, images=faces(10, 112)),
     ],
 )
