@@ -74,11 +74,9 @@ def pack(
     images: Annotated[Path | None, typer.Option(help="Folder of the paths in a list file.")] = None,
 ) -> None:
     """Write a dataset as train.rec, train.idx and property."""
-    from facetrain.data.beside_dataset import SKIPPED_TABLE
     from facetrain.data.dataset import photo_landmarks
     from facetrain.data.label_problems import FEWEST_PEOPLE
     from facetrain.data.open_dataset import open_dataset
-    from facetrain.data.skipped_files import skipped_count, skipped_summary
     from facetrain.data.tools import pack as tool
     from facetrain.data.tools.photo_shapes import describe_photos
     from facetrain.telemetry.log import warn
@@ -93,10 +91,6 @@ def pack(
         print_written([packed], as_json=True, **detections(finder))
         return
     print_written([packed])
-    if packed.skipped:
-        echo_line(f"  left out {skipped_count(packed.skipped)}, see {output / SKIPPED_TABLE}:")
-        for line in skipped_summary(packed.skipped):
-            echo_line(f"    {line}")
     print_detections(finder)
     if packed.identities == 1:
         warn(

@@ -15,6 +15,7 @@ import typer
 from facetrain.cli.options import Detector, Json, local_file
 from facetrain.cli.outputs import echo_line
 from facetrain.cli.progress_bar import progress_bar
+from facetrain.data.beside_dataset import SKIPPED_TABLE
 from facetrain.data.images.header import MAX_PIXELS
 from facetrain.errors import UsageError
 from facetrain.files import unfinished
@@ -22,6 +23,7 @@ from facetrain.telemetry.log import warn
 from facetrain.text import count_text, images_text
 
 if TYPE_CHECKING:
+    from facetrain.data.skipped_files import SkippedFile
     from facetrain.data.tools.landmark_finder import LandmarkFinder
     from facetrain.data.tools.selection import Selection
     from facetrain.data.tools.writing import WrittenDataset
@@ -96,11 +98,22 @@ def print_written(written: Sequence[WrittenDataset], as_json: bool = False, **fa
         return
     for dataset in written:
         echo_line(f"{dataset.folder}: {images_text(dataset.images, dataset.identities)}")
-    # The parts of a split dataset have left out the same ones.
+    # The parts of a split dataset have left out the same files and settings.
+    if skipped := next((dataset.skipped for dataset in written), []):
+        echo_left_out(skipped, f", see {Path(written[0].folder) / SKIPPED_TABLE}")
     if settings := next((dataset.mixture_settings for dataset in written), ()):
         echo_line(
             f"  settings of the mixture, left out: {', '.join(settings)}; to keep them, train on the mixture"
         )
+
+
+def echo_left_out(skipped: Sequence[SkippedFile], where: str) -> None:
+    """Print how many files were left out and where they are listed, and the reasons with examples."""
+    from facetrain.data.skipped_files import skipped_count, skipped_summary
+
+    echo_line(f"  left out {skipped_count(skipped)}{where}:")
+    for line in skipped_summary(skipped):
+        echo_line(f"    {line}")
 
 
 def json_facts(dataset: WrittenDataset) -> dict[str, Any]:

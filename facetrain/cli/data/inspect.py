@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from facetrain.cli.data.dataset_options import Dataset, Workers
+from facetrain.cli.data.dataset_options import Dataset, Workers, echo_left_out
 from facetrain.cli.options import Json, local_dataset
 from facetrain.cli.outputs import echo_line, require_sheet
 from facetrain.cli.progress_bar import progress_bar
@@ -145,10 +145,16 @@ def check(
     # Not `with_addresses` for each message: it reads the record of a download each time.
     faults = [replace(fault, message=fault.message.replace(str(dataset), name)) for fault in report.faults]
     if as_json:
-        facts = vars(report) | {"damaged": report.damaged, "faults": list(map(vars, faults))}
+        facts = vars(report) | {
+            "damaged": report.damaged,
+            "faults": list(map(vars, faults)),
+            "skipped": [file._asdict() for file in report.skipped],
+        }
         typer.echo(json.dumps(facts))
     else:
         echo_line(f"{name}: {images_text(report.images, report.identities)} can be decoded")
+        if report.skipped:
+            echo_left_out(report.skipped, " (--json lists them)")
         for kind, description in tool.FAULT_KINDS.items():
             messages = [fault.message for fault in faults if fault.kind == kind]
             if messages:

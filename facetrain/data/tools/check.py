@@ -12,10 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.dataset import FaceDataset, identity_name
+from facetrain.data.dataset import FaceDataset, identity_name, skipped_files
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.images.header import flat_blocks_in_zeros
 from facetrain.data.open_dataset import open_aligned, open_dataset, require_aligned
+from facetrain.data.skipped_files import SkippedFile
 from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.data.tools.selection import Selection
 from facetrain.data.tools.writing import write_dataset
@@ -57,6 +58,8 @@ class CheckReport:
     faults: list[DataFault]
     good: int
     """Images that a clean copy has."""
+    skipped: list[SkippedFile]
+    """Files that are no images of the dataset, and so not checked."""
 
     @property
     def damaged(self) -> bool:
@@ -116,7 +119,9 @@ def check(
         good_N = image_N[keep]
         copy = Selection(source, [folder], good_N["number"], good_N["label"])
         write_dataset(copy, repair, workers=workers)
-    return CheckReport(decoded, len(distinct(image_N["label"])), faults, int(keep.sum()))
+    return CheckReport(
+        decoded, len(distinct(image_N["label"])), faults, int(keep.sum()), skipped_files(source)
+    )
 
 
 def _check_image(source: FaceDataset, number: int) -> tuple[int, int, np.uint64] | DataFault:

@@ -37,8 +37,8 @@ class Selection:
     """Returns an image as it is written, by its number in the dataset; None: `source.read`."""
     landmarks: np.ndarray | None = None
     """Landmarks of all images of the dataset, complete when the last image was read; None: the dataset's landmarks."""
-    skipped: Sequence[SkippedFile] = ()
-    """Files and images that are left out, for a table beside the images."""
+    skipped: Sequence[SkippedFile] | None = None
+    """Files and images that are left out, for a table beside the images; None: those of the dataset."""
     without_landmarks: Sequence[str] = ()
     """Inputs without landmarks, if others have some: the output then has none."""
 

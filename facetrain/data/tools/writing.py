@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.data.beside_dataset import LANDMARKS_FILE, SKIPPED_TABLE
-from facetrain.data.dataset import FaceDataset, identity_name, image_landmarks, original_name
+from facetrain.data.dataset import FaceDataset, identity_name, image_landmarks, original_name, skipped_files
 from facetrain.data.dataset_card import ImageDigest, carry_cards
 from facetrain.data.formats.image_writers import LabeledImage, write_parquet, write_webdataset
 from facetrain.data.formats.landmark_file import write_landmarks
@@ -132,8 +132,9 @@ def write_dataset(
             write_name_tables(place, numbers, source, names)
         else:
             chosen.write(place, images, names)
-        if selection.skipped:
-            (place / SKIPPED_TABLE).write_text(skipped_table(selection.skipped), encoding="utf-8")
+        skipped = list(skipped_files(source) if selection.skipped is None else selection.skipped)
+        if skipped:
+            (place / SKIPPED_TABLE).write_text(skipped_table(skipped), encoding="utf-8")
         counted = (len(names), len(numbers))
         # Readers of a folder sort its files: neither a digest nor rows of landmarks would fit their order.
         carry_cards(selection.paths, place, counted, digest if chosen.keeps_order else None)
@@ -144,7 +145,7 @@ def write_dataset(
         folder=str(output),
         images=len(numbers),
         identities=len(names),
-        skipped=list(selection.skipped),
+        skipped=skipped,
         is_reordered=not chosen.keeps_order and folders_are_reordered(source, selection.identities),
         empty_identities=source.num_classes - len(count_images(source)[0]),
         without_landmarks=list(selection.without_landmarks),

@@ -7,6 +7,7 @@ import pytest
 from facetrain.data.dataset import identity_name, original_name
 from facetrain.data.formats.recordio import RecordHeader, RecordWriter
 from facetrain.data.open_dataset import open_dataset
+from facetrain.data.skipped_files import read_skipped_table
 from facetrain.data.tools.check import check
 from facetrain.data.tools.writing import FORMATS
 from facetrain.errors import ImageError
@@ -50,6 +51,16 @@ def test_a_converted_dataset_has_the_same_images_labels_and_names(tmp_path, to):
         names = [name.replace("a.b", "a_b") for name in names]
     assert [original_name(output, number) for number in range(5)] == names
     assert [identity_name(output, label) for label in range(3)] == ["Ann Lee", "Zoë", "bob"]
+
+
+@pytest.mark.parametrize("to", ["recordio", "webdataset", "folder"])
+def test_a_copy_lists_the_files_that_its_source_leaves_out(tmp_path, to):
+    write_folder(tmp_path / "in", ["ann/1.png", "bob/1.png", "bob/old/2.png"])
+    (tmp_path / "in/ann/notes.txt").write_text("a note")
+    copy = convert(tmp_path / "in", tmp_path / "out", to)
+    assert {file.kind for file in copy.skipped} == {"suffix", "nested"}
+    assert read_skipped_table(tmp_path / "out/skipped.csv") == copy.skipped == check(tmp_path / "in").skipped
+    assert convert(tmp_path / "out", tmp_path / "again", "recordio").skipped == []
 
 
 @pytest.mark.parametrize("to", ORDERED)
