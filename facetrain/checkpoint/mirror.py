@@ -288,7 +288,7 @@ class Mirror:
         """Upload files of the run folder."""
         with tempfile.TemporaryDirectory() as folder:
             for path in paths:
-                if path.suffix != ".safetensors":
+                if path.suffix in RECORDS:
                     # A copy: training appends to records, and a request announces the size in advance.
                     path = Path(shutil.copyfile(path, Path(folder, path.name)))
                 self._store.upload(path, path.name)

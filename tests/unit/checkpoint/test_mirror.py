@@ -22,7 +22,7 @@ from facetrain.errors import CheckpointError, DamagedCheckpointError, UsageError
 from facetrain.remote.filesystem import open_filesystem
 from facetrain.remote.ranges import download_ranges
 from tests.support.checkpoints import flip_a_bit
-from tests.support.faults import full, small_disk
+from tests.support.faults import files_limited_to, full, small_disk
 from tests.support.mirrored import RUN_ID, URL, save, upload, uploads_of
 from tests.support.waiting import wait_until
 
@@ -492,6 +492,15 @@ def test_a_record_that_grows_while_it_is_uploaded_is_uploaded_as_it_was(tmp_path
     monkeypatch.setattr(objects, "put_file", put_while_it_grows)
     mirror.upload_files([record])
     assert mirror.read_text("metrics.jsonl") == '{"step": 1}\n'
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.onnx"])
+def test_a_model_is_uploaded_without_a_copy(tmp_path, name):
+    model = tmp_path / name
+    model.write_bytes(b"x" * 5000)
+    with files_limited_to(1000):
+        Mirror(URL).upload_files([model])
+    assert MirrorStore(URL).find("")[name] == 5000
 
 
 @pytest.mark.parametrize("address", ["runs", "https://host/a", "s3://key:secret@bucket/a"])
