@@ -26,8 +26,10 @@ def progress_bars(*titles: str) -> Iterator[list[ProgressCallback]]:
     from rich.markup import escape
     from rich.progress import Progress
 
+    from facetrain.telemetry.console import can_redraw
+
     terminal = Console(stderr=True)
-    if not (sys.stderr.isatty() and terminal.is_interactive):
+    if not can_redraw(terminal):
         yield [_ProgressLines(title) for title in titles]
         return
     with Progress(console=terminal, transient=True) as bar:

@@ -24,8 +24,7 @@ class Console:
         self._total_steps, self._line = total_steps, ""
         self._terminal = Terminal(stderr=True, highlight=False)
         self._bar: Progress | None = None
-        # A dumb terminal cannot redraw a line; nor can a file, which FORCE_COLOR makes a terminal for rich.
-        if sys.stderr.isatty() and self._terminal.is_interactive:
+        if can_redraw(self._terminal):
             columns = (
                 BarColumn(bar_width=24),
                 TaskProgressColumn(),
@@ -64,6 +63,12 @@ class Console:
         """Remove the bar."""
         if self._bar is not None:
             self._bar.stop()
+
+
+def can_redraw(terminal: Terminal) -> bool:
+    """Return whether a bar can be drawn: not on a dumb terminal, nor in a file, a terminal for rich by FORCE_COLOR."""
+    # A program may have a stream of its own, with `write` alone, in place of standard error.
+    return getattr(terminal.file, "isatty", bool)() and terminal.is_interactive
 
 
 def _progress_line(step: int, total_steps: int, values: dict[str, Any]) -> str:

@@ -10,10 +10,12 @@ import threading
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from facetrain.cli.progress_bar import progress_bar
 from facetrain.errors import RunError
 from facetrain.telemetry import meter as meter_module
 from facetrain.telemetry.console import Console
@@ -295,6 +297,14 @@ def test_where_no_bar_can_be_drawn_progress_is_a_line_with_rate_time_left_and_pe
     assert capfd.readouterr().err.splitlines() == [STEP_LINE, VERIFICATION_LINE]
     text = (tmp_path / "log.txt").read_text()
     assert STEP_LINE in text and VERIFICATION_LINE in text
+
+
+@pytest.mark.parametrize("stream", [None, SimpleNamespace(write=len, flush=bool)], ids=["none", "no isatty"])
+def test_a_program_may_have_replaced_standard_error(monkeypatch, stream):
+    monkeypatch.setattr(sys, "stderr", stream)
+    write_both(Console(total_steps=200))
+    with progress_bar("embedding") as progress:
+        progress(1, 2)
 
 
 def test_a_line_is_not_wrapped_and_the_name_of_a_set_is_shown_as_it_is(capfd, monkeypatch):
