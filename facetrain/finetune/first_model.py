@@ -70,5 +70,6 @@ def _write_trainable_copy(path: Path, options: dict[str, Any], source: FaceDatas
     so that the run, its teacher and the averages with it start from the same weights.
     """
     backbone = build_backbone(**options)
-    initialize_backbone(backbone, path, partial(evenly_spread_images, source, options["image_size"]))
-    save_model(copy, backbone.state_dict(), describe_backbone(**options))
+    images = partial(evenly_spread_images, source, options["image_size"])
+    description = initialize_backbone(backbone, path, images)
+    save_model(copy, backbone.state_dict(), describe_backbone(**options) | description)
