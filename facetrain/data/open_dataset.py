@@ -173,8 +173,8 @@ def require_aligned(dataset: FaceDataset, name: str) -> None:
         if len(x_P):
             detector = "" if np.isfinite(x_P).all() else " --detector yunet"
             raise DataError(
-                f"{place}: {count_text(len(x_P), 'image is', 'images are')} not aligned (flag 0); align them: "
-                f"facetrain data pack {shell_path(name)} --output FOLDER{detector}"
+                f"{place}: {count_text(len(x_P), 'image is', 'images are')} not aligned (flag 0; aligned ones have 1); "
+                f"align them: facetrain data pack {shell_path(name)} --output FOLDER{detector}"
             )
 
 

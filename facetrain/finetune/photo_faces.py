@@ -8,7 +8,7 @@ from contextlib import suppress
 import numpy as np
 
 from facetrain.data.beside_dataset import SKIPPED_TABLE
-from facetrain.data.dataset import FaceDataset, evenly_spread
+from facetrain.data.dataset import FaceDataset, evenly_spread, photo_landmarks
 from facetrain.data.images.copies import different_images
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
@@ -47,7 +47,9 @@ def needed_finder(
     require_enough(source.labels, photos)
     for index, image in enumerate(_sample(source)):
         check(image, index, image_size)
-    finding = check.finding()
+    finding, listed_N52 = check.finding(), photo_landmarks(source)
+    if listed_N52 is not None and np.isinf(listed_N52).any():
+        finding = "its images are not aligned (flag 0; aligned ones have 1), and it has no landmarks of them"
     if finding is not None and finder is None:
         raise UsageError(f"{photos}: {finding}; align the faces by OpenCV's face detector: --detector yunet")
     if finding is None and isinstance(finder, YuNet):

@@ -77,8 +77,8 @@ def pack(
     if landmarks is None and (listed_N52 := photo_landmarks(source)) is not None:
         if count := int(np.isinf(listed_N52[:, 0, 0]).sum()):
             raise DataError(
-                f"{source_path}: {count_text(count, 'image is', 'images are')} not aligned (flag 0), and the list has "
-                "no landmarks of them; give --detector yunet, or --landmarks with a file"
+                f"{source_path}: {count_text(count, 'image is', 'images are')} not aligned (flag 0; aligned ones have "
+                "1), and the list has no landmarks of them; give --detector yunet, or --landmarks with a file"
             )
         require_order(source_path, listed_N52, "`x1 … x5 y1 … y5` of")
     prepared = _PreparedImages(source, image_size, landmarks)

@@ -3,6 +3,8 @@
 import shutil
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -11,11 +13,14 @@ from facetrain.data.synthetic.drawing import draw_jpeg
 from facetrain.data.tools.landmark_finder import LandmarkTable, YuNet
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import ConfigError, UsageError
+from facetrain.finetune.first_model import trainable_model
 from facetrain.finetune.held_out import write_photo_pairs
 from facetrain.finetune.photo_faces import needed_finder, split_faces
 from facetrain.finetune.prepare import prepare
 from facetrain.finetune.workplace import Request, Workplace
-from tests.support.models import write_model
+from facetrain.models.model_file import CARDS_KEY
+from facetrain.models.read_model import read_model
+from tests.support.models import SMALL, write_model
 
 PEOPLE, EACH = 12, 4
 
@@ -76,6 +81,19 @@ def test_given_landmarks_of_aligned_faces_are_used_and_a_detector_is_not(tmp_pat
     assert "aligned faces already, so the detector is not used" in said[0]
 
 
+def test_a_list_that_calls_its_images_photos_needs_a_detector_although_they_look_aligned(tmp_path):
+    request, detector = request_in(tmp_path), Mock(spec=YuNet)
+    lines = [
+        f"0\t{path.relative_to(tmp_path)}\t{path.parent.name}\n" for path in request.photos.glob("*/*.jpg")
+    ]
+    (tmp_path / "photos.lst").write_text("".join(lines))
+    request = replace(request, photos=tmp_path / "photos.lst")
+    with pytest.raises(UsageError, match=r"photos\.lst: .*flag 0.* --detector yunet"):
+        prepare(request, None, interrupt, bar)
+    assert not request.output.exists()
+    assert needed_finder(request, detector, 32, interrupt) is detector
+
+
 @pytest.mark.parametrize(
     ("removed", "added"),
     [("3/2.jpg", None), (None, "3/9.jpg"), ("3/2.jpg", "5/0a.jpg"), ("3/2.jpg", "3/2.jpg")],
@@ -95,6 +113,15 @@ def test_a_fine_tuning_of_photos_that_have_changed_is_not_resumed(removed, added
         (photos / added).write_bytes(draw_jpeg(0, 99, 0, 32))
     with pytest.raises(UsageError, match="was begun with other photos"):
         prepare(resumed, None, interrupt, bar)
+
+
+def test_the_trainable_copy_of_an_onnx_file_keeps_the_cards_of_its_data(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "facetrain.finetune.first_model.initialize_backbone", lambda *_: {CARDS_KEY: ["card"]}
+    )
+    place = SimpleNamespace(train=request_in(tmp_path).photos, first=tmp_path / "copy.safetensors")
+    trainable_model(Path("first.onnx"), {"name": "iresnet", **SMALL}, place)
+    assert read_model(place.first)[1][CARDS_KEY] == ["card"]
 
 
 @pytest.mark.parametrize("replaced", ["first.safetensors", "landmarks.csv"])
