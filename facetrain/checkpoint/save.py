@@ -244,7 +244,8 @@ class CheckpointWriter:
         files = [asdict(entry) for entry in self._files]
         reports = collectives.gather_json([self._reason, files, sorted(self._steps_in_use())])
         reason = next((reason for reason, _, _ in reports if reason), "")
-        self._last_bytes = sum(entry["size"] for _, entries, _ in reports for entry in entries)
+        if not reason:
+            self._last_bytes = sum(entry["size"] for _, entries, _ in reports for entry in entries)
         manifest = None
         if collectives.rank() == 0 and not reason:
             manifest = Manifest(

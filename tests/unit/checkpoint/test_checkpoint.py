@@ -11,6 +11,7 @@ from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -138,6 +139,22 @@ def test_a_save_waits_for_a_removal_on_a_full_disk_only_and_its_commit_always(tm
     saved = ["begun", "committed", "removed"]
     assert events == (["begun", "committed", "begun", "removed", *saved[1:]] if free else saved * 2)
     assert complete_steps(tmp_path) == [2]
+
+
+def test_after_a_failed_save_the_next_one_knows_how_much_room_it_needs(tmp_path, monkeypatch):
+    writer, goes_on, removals = CheckpointWriter(tmp_path, asynchronous=False), threading.Event(), []
+    begin = commit.make_scratch_folder
+    monkeypatch.setattr(commit, "remove_surplus", lambda *_, **__: goes_on.wait(60))
+    writer.save(snapshot(1))
+    with monkeypatch.context() as patch:
+        patch.setattr("facetrain.checkpoint.save.write_tensors", Mock(side_effect=OSError("full")))
+        assert "full" in writer.save(snapshot(2)).failure
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: goes_on.set() or SimpleNamespace(free=5))
+    monkeypatch.setattr(
+        commit, "make_scratch_folder", lambda path: removals.append(writer._removal) or begin(path)
+    )
+    writer.save(snapshot(3))
+    assert removals == [None], "the removal has ended"
 
 
 def test_a_run_folder_may_have_the_name_of_a_checkpoint(tmp_path):
