@@ -67,18 +67,26 @@ def _sizes(config: Config, *, counts_images: bool) -> tuple[int | None, int | No
 
     The identities are those of the config, or else of the dataset. The images are those of the dataset, in which an
     image may have a weight; or if it is not on this machine, those of the config. An address is read only if the config
-    lacks a number: this machine may have no access to it.
+    lacks a number: this machine may have no access to it. Nor needs it then all datasets of a mixture.
     """
     from facetrain.data.build import open_training_data
     from facetrain.data.loading.sampler import epoch_size
+    from facetrain.errors import DataError
     from facetrain.remote.address import is_read_in_place
+    from facetrain.telemetry.log import warn
 
     data = config.data
     has_both = data.num_classes and data.num_images
     is_there = Path(data.train).exists() or (is_read_in_place(data.train) and not has_both)
     if not is_there or (data.num_classes and not counts_images):
         return data.num_classes, data.num_images
-    source = open_training_data(data)
+    try:
+        source = open_training_data(data)
+    except DataError as error:
+        if not has_both:
+            raise
+        warn(f"{error}; counting with data.num_classes and data.num_images")
+        return data.num_classes, data.num_images
     return data.num_classes or source.num_classes, epoch_size(source)
 
 

@@ -8,6 +8,7 @@ import pytest
 from facetrain.cli.app import app
 from facetrain.cli.plan import _counted, _lines, _memory_savers, _sizes
 from facetrain.config.loading import build_config
+from facetrain.errors import DataError
 from facetrain.plan.forecast import Forecast, fewest_gpus, forecast, largest_batch
 from tests.support.command import ROOT, facetrain, refusal
 from tests.support.datasets import write_records
@@ -176,6 +177,17 @@ def test_the_images_of_a_mixture_count_with_their_weights_where_the_data_is_ther
         assert _sizes(config, counts_images=True) == (10, images)
     config = build_config({"data": {"train": "s3://bucket/set", **given}}, "test")
     assert _sizes(config, counts_images=True) == (10, 40), "this machine may have no access to it"
+
+
+def test_a_mixture_of_datasets_of_another_machine_is_planned_with_the_numbers_of_the_config(tmp_path, capsys):
+    mixture = tmp_path / "mixture.yaml"
+    mixture.write_text("datasets: [{path: /elsewhere/faces}]\n")
+    given = {"train": str(mixture), "num_classes": 10}
+    config = build_config({"data": {**given, "num_images": 40}}, "test")
+    assert _sizes(config, counts_images=True) == (10, 40)
+    assert "/elsewhere/faces: no such folder or file; counting with data.num" in capsys.readouterr().err
+    with pytest.raises(DataError, match="/elsewhere/faces: no such folder or file"):
+        _sizes(build_config({"data": given}, "test"), counts_images=True)
 
 
 NOT_DIVIDED = ("--gpus", 3, "--set", "train.batch_size=null", "--set", "train.global_batch_size=1024")
