@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.images.align import align
+from facetrain.data.images.align import align, aligned_landmarks
 from facetrain.data.skipped_files import SkippedFile
 from facetrain.data.tools.aligned_images import NoFaceError
 from facetrain.data.tools.landmark_finder import YuNet
@@ -34,6 +34,7 @@ from facetrain.embeddings.normalization import (
 )
 from facetrain.embeddings.photo_check import PhotoCheck
 from facetrain.errors import DataError, UnreadableError, UsageError
+from facetrain.face_landmarks import normalize_landmarks
 from facetrain.files import os_errors_as
 from facetrain.models.embedding_model import EmbeddingModel, open_model
 from facetrain.models.inference_network import inference_network
@@ -144,7 +145,7 @@ def embed_images(
 
     Warns if the images look like whole photos. With `detector`, a YuNet file, they are whole photos, whose faces are
     aligned first. `name` is the input, for messages. `landmarks` are the landmarks of the images, (N, 5, 2), see
-    `ImageEmbedder`.
+    `ImageEmbedder`; with `detector` they are those that it finds.
 
     With `faults`, images that cannot be read or have no face are added to it by their indices, and have no row.
 
@@ -157,7 +158,11 @@ def embed_images(
         embedder = replace(embedder, on_unreadable=faults.__setitem__)
     left_out = {} if faults is None else faults
     location = partial(image_location, images, name=name)
-    crop, count = AlignedFaces(detector, location) if detector else PhotoCheck(), len(images)
+    count = len(images)
+    crop: AlignedFaces | PhotoCheck = PhotoCheck()
+    if detector:
+        crop = AlignedFaces(detector, location, count)
+        landmarks = crop.landmarks_N52
     qualities = list[np.ndarray]()
     # Whether the network normalizes its embeddings, by the first two images.
     plain_ND = embedder.embed(
@@ -209,8 +214,10 @@ def _exchange(faults: dict[int, UnreadableError], indices: range) -> None:
 class AlignedFaces:
     """Alignment of whole photos by the face that a detector finds: a `Crop` of `ImageEmbedder`."""
 
-    def __init__(self, detector: Path, location: Callable[[int], str]) -> None:
+    def __init__(self, detector: Path, location: Callable[[int], str], count: int) -> None:
         self._find, self._location = YuNet(detector), location
+        self.landmarks_N52 = np.full((count, 5, 2), np.nan, np.float32)
+        """Landmarks of the faces that were aligned, as fractions of the sides of the aligned image."""
 
     def __call__(self, image: np.ndarray, index: int, size: int) -> np.ndarray:
         """Return the aligned face, (size, size, 3), of an image uint8 (H, W, 3).
@@ -221,6 +228,7 @@ class AlignedFaces:
         points = self._find(self._location(index), image)
         if points is None:
             raise NoFaceError(f"{self._location(index)}: the detector finds no face; leave the photo out")
+        self.landmarks_N52[index] = normalize_landmarks(aligned_landmarks(points, size), size, size)
         return align(image, points, size)
 
     def warn(self, name: str, location: Callable[[int], str] | None) -> None:

@@ -5,16 +5,20 @@ import json
 import cv2
 import numpy as np
 import pytest
+import torch
 
 from facetrain import load_model
 from facetrain.cli.app import app
 from facetrain.data.formats.bin import write_bin
-from facetrain.data.images.align import align
+from facetrain.data.images.align import align, aligned_landmarks
 from facetrain.data.images.decode import encode_png
 from facetrain.data.tools.landmark_finder import YuNet
+from facetrain.embeddings.embed_images import embed_images
+from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.embeddings.inference import Inference
 from facetrain.embeddings.photo_check import PhotoCheck
 from facetrain.errors import ImageError
+from facetrain.face_landmarks import NORMALIZED_TEMPLATE
 from facetrain.verify.evaluate import evaluate
 from facetrain.verify.protocol_options import EvaluationOptions
 from facetrain.verify.set_faults import warn_of_photos
@@ -149,3 +153,24 @@ def test_a_detector_aligns_the_photos_that_are_embedded_compared_and_searched(tm
     write_bin(tmp_path / "set.bin", [encode_png(np.zeros((200, 300, 3), np.uint8))] * 2, [True])
     with pytest.raises(ImageError, match="/set.bin: image 0: the detector finds no face"):
         opened.embed(tmp_path / "set.bin")
+
+
+def test_a_network_gets_the_landmarks_by_which_a_detector_aligns(tmp_path):
+    pytest.importorskip("onnx")
+    detector = write_detector(tmp_path / "yunet.onnx")
+    photo = np.random.default_rng(0).integers(0, 100, (256, 320, 3), dtype=np.uint8)
+    photo[96:128, 128:160] = 255  # a face for the test detector
+
+    class Points:
+        takes_landmarks = True
+
+        def __call__(self, image_BCHW, landmarks_B52):
+            return landmarks_B52.flatten(1)
+
+    embedder = ImageEmbedder(Points(), 80, 2, torch.device("cpu"), alone=True)
+    embedding_ND, length_N = embed_images(embedder, [photo] * 3, "photos", flip=False, detector=detector)
+    found = aligned_landmarks(YuNet(detector)("photo", photo), 80)
+    expected_52 = (found + 0.5) / 80
+    points_N52 = (embedding_ND * length_N[:, None]).reshape(3, 5, 2)
+    np.testing.assert_allclose(points_N52, np.stack([expected_52] * 3), atol=1e-5)
+    assert np.abs(expected_52 - NORMALIZED_TEMPLATE).max() > 1e-3
