@@ -1,10 +1,11 @@
 #!/bin/sh
-# Train on several hosts: run this script on every one. All of them must share the storage of the run folder.
+# Train on several hosts: run this script on every one. All of them must share the storage of the run folder, or
+# the config has checkpoint.mirror.
 # Their ports must be closed to other machines: see "The network" in docs/security.md.
 set -eu
-CONFIG=${CONFIG:-configs/glint360k_r100.yaml}
+CONFIG=${CONFIG:-configs/wf42m_pfc02_r100_16gpus.yaml}
 FIRST=${FIRST:-node0:29400}   # name of one host, and a free port on it
-NODES=${NODES:-2}             # or MIN:MAX, to continue with fewer hosts if some are lost
+NODES=${NODES:-2}             # or MIN:MAX, to continue with fewer hosts if some are lost: with train.global_batch_size
 GPUS=${GPUS:-8}               # GPUs of each host
 MAX_RESTARTS=${MAX_RESTARTS:-10}
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=300    # seconds to save after SIGTERM

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from facetrain.config.loading import load_config
+from facetrain.config.presets import presets
 from facetrain.errors import UsageError
 from tests.support.command import ROOT
 from tests.support.installer import pip
@@ -19,7 +20,7 @@ from tests.support.installer import pip
 SCRIPTS = sorted((ROOT / "recipes" / "launch").glob("*.s*"))
 MANIFESTS = sorted((ROOT / "recipes" / "launch").glob("*.yaml"))
 COMPOSE = sorted((ROOT / "docker").glob("compose*.yaml"))
-TRAINED = "configs/glint360k_r100.yaml"
+TRAINED = "configs/wf42m_pfc02_r100_16gpus.yaml"
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
@@ -42,6 +43,13 @@ def find(node, key):
     elif isinstance(node, list):
         for item in node:
             yield from find(item, key)
+
+
+def test_the_trained_config_is_published_on_two_hosts_of_eight_gpus():
+    assert {each.name: each.gpus for each in presets()}[Path(TRAINED).stem] == 2 * 8
+    for name in ("many_nodes.sh", "slurm.sbatch"):
+        text = (ROOT / "recipes/launch" / name).read_text()
+        assert f"CONFIG:-{TRAINED}}}" in text and "GPUS:-8}" in text
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
@@ -93,7 +101,7 @@ def test_the_slurm_job_gives_its_cpus_to_srun_passes_the_signal_on_and_is_requeu
     assert (tmp_path / "facetrain").read_text().strip() == f"{tmp_path}/venv/bin/facetrain"
     words = (tmp_path / "srun").read_text().split()
     assert words[words.index("--cpus-per-task") + 1] == "64"
-    assert "--run-dir runs/glint360k_r100 --resume --set optim.lr=0.2 --nnodes 2" in " ".join(words)
+    assert "--run-dir runs/wf42m_pfc02_r100_16gpus --resume --set optim.lr=0.2 --nnodes 2" in " ".join(words)
     assert "--rdzv-endpoint node0:20007" in " ".join(words)
 
 
