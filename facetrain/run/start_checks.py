@@ -151,6 +151,8 @@ def _check_effects(config: Config, *, scaled: bool) -> Iterator[str]:
     `scaled` says whether `--batch auto` has changed the rate with the batch.
     """
     margin, data, optim = config.head.margin, config.data, config.optim
+    if config.recipe == "head" and (optim.power, margin.gradient) == (2.0, "exact"):
+        yield "recipe: head has no effect: the config gives both of its keys, optim.power and head.margin.gradient"
     for key in unused_keys(margin):
         # The recipe `head` gives every type its gradient.
         if (key, config.recipe) != ("gradient", "head"):

@@ -171,6 +171,8 @@ def test_a_schedule_that_the_run_does_not_reach_is_reported(optim, max_steps, li
         ("head.margin={type: adaface, gradient: exact}", []),
         ("head.margin={type: combined, gradient: straight_through}", []),
         ("recipe=head; head.margin.type=adaface", []),
+        ("recipe=head; optim.power=2", []),
+        ("recipe=head; optim.power=2; head.margin.gradient=exact", ["recipe: head"]),
         ("data={max_skipped: 5}", ["data.max_skipped: 5"]),
         ("data={max_skipped: 5, bad_records: skip}", []),
         ("data.augment.low_resolution_sizes=[16, 112, 120]", ["low_resolution_sizes: 112, 120"]),
