@@ -105,8 +105,7 @@ def measure_training(
         tempfile.TemporaryDirectory() as scratch,
         _open_images(config, workload.data) as source,
     ):
-        # Each label of the dataset needs a center.
-        num_classes = max(workload.identities, source.num_classes)
+        num_classes = workload.num_classes(config, source.num_classes)
         built = {name: build(config, world, num_classes) for name, build in (others or {}).items()}
         run = build_run(config, world, num_classes, Path(scratch), source)
         workers = count_workers(config, world)

@@ -6,8 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from facetrain.config.schema import Config
+
 DEFAULT_CONFIG = {"data": {"train": "generated"}, "model": {"backbone": "r18"}, "train": {"batch_size": 64}}
 """Config of `facetrain bench train`."""
+_IDENTITIES = 10_000
 
 
 @dataclass(frozen=True)
@@ -26,8 +29,12 @@ class RunWorkload:
 
     data: Path | None = None
     """Dataset for the input `records`; None: generated images."""
-    identities: int = 10_000
-    """Classes of the head, unless the dataset has more."""
+    identities: int | None = None
+    """Classes of the head, unless the dataset has more; None: `data.num_classes` of the config, or 10,000."""
+
+    def num_classes(self, config: Config, in_dataset: int) -> int:
+        """Return the classes of the head: each label of the dataset needs a center."""
+        return max(self.identities or config.data.num_classes or _IDENTITIES, in_dataset)
 
 
 def in_turn(

@@ -46,7 +46,9 @@ def train(
         RunWorkload,
         {
             "identities": typer.Option(
-                min=2, help="Number of class centers of the head; at least those of the dataset."
+                min=2,
+                help="Number of class centers of the head, at least those of the dataset; by default "
+                "data.num_classes of the config, or 10,000.",
             ),
             "data": DATA_OPTION,
         },

@@ -6,6 +6,7 @@ import torch
 from facetrain.backbone.zoo import build_backbone
 from facetrain.bench import train as bench_train
 from facetrain.bench.train import measure_steps
+from facetrain.bench.workloads import RunWorkload
 from facetrain.cli.bench import print_report
 from facetrain.config.loading import build_config
 from facetrain.embeddings.inference import Inference
@@ -64,6 +65,23 @@ def test_whole_steps_are_measured_with_and_without_a_dataset(capsys):
     print_report(report, as_json=False)
     text = capsys.readouterr().out
     assert "\nrecords over synthetic  " in text and "share of time" in text and "  forward 0." in text
+
+
+@pytest.mark.parametrize(
+    ("asked", "in_config", "in_dataset", "measured"),
+    [
+        (None, None, 512, 10_000),
+        (None, 50_000, 512, 50_000),
+        (300, 50_000, 200, 300),
+        (300, None, 512, 512),
+        (None, 300, 512, 512),
+    ],
+)
+def test_the_head_has_the_classes_that_are_asked_for_or_those_of_the_config(
+    asked, in_config, in_dataset, measured
+):
+    config = build_config({"data": {"train": "x", "num_classes": in_config}}, "test")
+    assert RunWorkload(identities=asked).num_classes(config, in_dataset) == measured
 
 
 def test_the_steps_of_a_deterministic_run_are_measured_as_such(monkeypatch):
