@@ -119,7 +119,8 @@ class Mirror:
         if found != run_id:
             raise UsageError(
                 f"{public(self.url)}: holds the checkpoints of another run (id {found}, and this one has {run_id}); "
-                f"continue that one with `facetrain resume {public(self.url)}`, or set run.name to another name"
+                f"continue that one in another folder, by `facetrain resume {public(self.url)}`, or begin this one "
+                "with another run.name"
             )
 
     def claim(self, run_id: str) -> None:

@@ -362,7 +362,9 @@ def test_a_mirror_whose_manifests_cannot_be_read_is_not_taken_over(tmp_path):
     with pytest.raises(CheckpointError, match="; use that version$"):
         Mirror(URL).check_run("f" * 16)
     store.pipe_file(name, sound[:-9])
-    with pytest.raises(UsageError, match=f"holds the checkpoints of another run .id {RUN_ID}"):
+    with pytest.raises(
+        UsageError, match=rf"another run .id {RUN_ID}.* in another folder, by `facetrain resume"
+    ):
         Mirror(URL).check_run("f" * 16)
     Mirror(URL).check_run(RUN_ID)
 
