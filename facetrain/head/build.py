@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 from facetrain.distributed.world import World
+from facetrain.errors import ConfigError
+from facetrain.files import error_reason
 from facetrain.head.class_centers import Storage
 from facetrain.head.margins.base import Margin
 from facetrain.head.margins.function_margin import make_margin, own_margin
@@ -104,7 +106,11 @@ def _center_update(settings: HeadSettings, optim: OptimSettings, run: HeadRun) -
 
 
 def build_margin(settings: MarginSettings, *, seed: int = 0) -> Margin:
-    """Build the margin that `settings.type` names; `seed` is for margins that draw random numbers."""
+    """Build the margin that `settings.type` names; `seed` is for margins that draw random numbers.
+
+    Raises:
+        ConfigError: the user's own object cannot be copied.
+    """
     common: dict[str, Any] = {
         "scale": settings.scale,
         "filter_threshold": settings.filter_threshold,
@@ -112,8 +118,15 @@ def build_margin(settings: MarginSettings, *, seed: int = 0) -> Margin:
     }
     if is_place(settings.type):
         # Its own copy: heads of one process, as of several datasets, would share the buffers of a module.
-        part = deepcopy(load_part(settings.type, "head.margin.type"))
-        return own_margin(part, settings.options, common)
+        part = load_part(settings.type, "head.margin.type")
+        try:
+            own = deepcopy(part)
+        except Exception as error:  # raised by what the object has
+            raise ConfigError(
+                f"head.margin.type: {settings.type} cannot be copied ({error_reason(error)}), and each head needs its "
+                "own copy; name a function or a class, or give the object only what `copy.deepcopy` copies"
+            ) from error
+        return own_margin(own, settings.options, common)
     return make_margin(settings.type, **common, **_numbers(settings))
 
 

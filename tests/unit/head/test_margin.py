@@ -1,7 +1,9 @@
+import threading
+
 import pytest
 import torch
 
-from facetrain.errors import UsageError
+from facetrain.errors import ConfigError, UsageError
 from facetrain.head.build import build_margin
 from facetrain.head.class_shard import row_pieces, shard_classes
 from facetrain.head.margins.base import Margin
@@ -236,6 +238,16 @@ def test_each_head_has_the_buffers_of_a_configs_margin_to_itself(monkeypatch):
     first, second = (build_margin(margin_settings("my_margins:mean")) for _ in range(2))
     first.apply(torch.ones(2), None)
     assert [margin.state()["mean"].item() for margin in (first, second)] == [pytest.approx(0.5), 0]
+
+
+def test_a_margin_that_cannot_be_copied_is_refused_by_its_key(monkeypatch):
+    part = torch.nn.Identity()
+    part.lock = threading.Lock()
+    monkeypatch.setattr("facetrain.head.build.load_part", lambda place, key: part)
+    with pytest.raises(
+        ConfigError, match=r"^head\.margin\.type: my_margins:one cannot be copied \(.*lock.*own copy"
+    ):
+        build_margin(margin_settings("my_margins:one"))
 
 
 def test_a_module_with_parameters_that_would_not_be_trained_is_no_margin():
