@@ -62,8 +62,10 @@ def read_weights(path: Path, own_names: Set[str] = frozenset()) -> tuple[dict[st
     if METADATA_KEY in metadata:  # facetrain wrote it: its names and its color order are known
         return weights, metadata
     stored, weights = weights, {_without_prefixes(name): tensor for name, tensor in weights.items()}
-    # Parts of a network of one's own may also be called as a prefix is.
-    own = max((stored, weights, _backbone_of(weights)), key=lambda named: len(named.keys() & own_names))
+    # Parts of a network of one's own may also be called as a prefix is, and be in a wrapper.
+    wrapped = {_without_prefix(name): tensor for name, tensor in stored.items()}
+    forms = (stored, wrapped, weights, _backbone_of(weights))
+    own = max(forms, key=lambda named: len(named.keys() & own_names))
     if 2 * len(own.keys() & own_names) > len(own_names):
         return own, metadata
     # After the checksum: it is of the tensors as they are stored.
@@ -261,6 +263,10 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _without_prefixes(name: str) -> str:
-    while prefix := next(filter(name.startswith, _PREFIXES), ""):
-        name = name.removeprefix(prefix)
+    while (shorter := _without_prefix(name)) != name:
+        name = shorter
     return name
+
+
+def _without_prefix(name: str) -> str:
+    return name.removeprefix(next(filter(name.startswith, _PREFIXES), ""))

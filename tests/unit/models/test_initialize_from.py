@@ -209,7 +209,10 @@ def own_network(part, size=8):
 
 @pytest.mark.parametrize(
     ("part", "prefix"),
-    [*itertools.product(["stem", "net", "backbone"], ["", "module.", "network."]), ("module", "")],
+    [
+        *itertools.product(["stem", "net", "backbone"], ["", "module.", "network."]),
+        *itertools.product(["module"], ["", "module."]),
+    ],
 )
 def test_a_network_of_ones_own_takes_the_weights_of_its_module(tmp_path, part, prefix):
     backbone = own_network(part)
