@@ -39,8 +39,8 @@ def describe_batch_change(
     else:
         remedy = f"resume it on a number of ranks that divides {batch:,}, which {world_size} does not"
     return [
-        f"the global batch {what}: the schedule counts {schedule.epochs(step):.3g} epochs until step {step:,}, and not "
-        f"{before.epochs(step):.3g}; to continue where the run was, {remedy}"
+        f"the global batch {what}: the schedule counts {schedule.epochs(step):.4g} epochs until step {step:,}, and not "
+        f"{before.epochs(step):.4g}; to continue where the run was, {remedy}"
     ]
 
 

@@ -28,10 +28,10 @@ def lines_for(saved, saved_ranks, config, ranks, step=12_000):
 @pytest.mark.parametrize(
     ("ranks", "epoch", "options"),
     [
-        (4, "6.14", "--set optim.accumulate=2"),
+        (4, "6.144", "--set optim.accumulate=2"),
         (8, None, ""),
-        (16, "24.6", "--set train.batch_size=64"),
-        (3, "4.61", "a number of ranks that divides 1,024, which 3 does not"),
+        (16, "24.59", "--set train.batch_size=64"),
+        (3, "4.608", "a number of ranks that divides 1,024, which 3 does not"),
     ],
 )
 def test_another_number_of_ranks_gets_the_epochs_and_options_that_keep_batch_and_batch_norm(
@@ -77,8 +77,14 @@ def test_other_stages_are_compared_by_the_epoch_of_the_step(before, ranks, now, 
     assert len(lines) == (remedy is not None)
     for line in lines:
         epoch = schedule_steps(configs[1], IMAGES, ranks).epochs(3000)
-        assert f"counts {epoch:.3g} epochs until step 3,000, and not 8.15; to continue" in line
+        assert f"counts {epoch:.4g} epochs until step 3,000, and not 8.148; to continue" in line
         assert line.endswith(f"where the run was, {remedy}")
+
+
+def test_thousands_of_epochs_are_written_out():
+    config = build_config({"data": {"train": "x"}, "train": {"batch_size": 128, "epochs": 4000}}, "x")
+    (line,) = lines_for(config, 8, config, 4, step=2_500_000)
+    assert "counts 1280 epochs until step 2,500,000, and not 2561;" in line
 
 
 @pytest.mark.parametrize("before", [{}, {"train": {"batch_size": 1_000_000}}])
