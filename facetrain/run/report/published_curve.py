@@ -77,7 +77,8 @@ def published_curve_of(folder: Path, total_steps: int | None) -> PublishedCurve 
     and `train.max_steps` change the learning rate over the run: a run that has them is not compared.
 
     Args:
-        folder: run folder, whose config.yaml and environment.json are read.
+        folder: run folder, whose config.yaml and environment.json are read; without the latter, the numbers of the
+            data are those of the config.
         total_steps: steps of the whole run; None if they are not known yet.
     """
     try:
@@ -88,7 +89,8 @@ def published_curve_of(folder: Path, total_steps: int | None) -> PublishedCurve 
         return None
     # Of the data that the run has opened: a config need not have the numbers, and `--data` removes them.
     environment = recorded_environment(folder)
-    data = environment.get(IDENTITIES), environment.get(IMAGES)
+    identities = environment.get(IDENTITIES, config.data.num_classes)
+    data = identities, environment.get(IMAGES, config.data.num_images)
     for preset, (published_data, recipe, fractions, accuracies) in _published_runs().items():
         if (published_data, recipe) == (data, _recipe(config)):
             return PublishedCurve(preset, fractions * total_steps, accuracies)

@@ -56,6 +56,12 @@ def test_the_curve_of_a_preset_has_the_published_accuracies(tmp_path, with_data)
         assert found == pytest.approx(expected, abs=0.006)
 
 
+def test_without_an_environment_the_numbers_of_the_config_are_compared(tmp_path):
+    folder = run_folder(tmp_path)
+    (folder / "environment.json").unlink()
+    assert published_curve_of(folder, TOTAL).preset == "ms1mv3_r50"
+
+
 def test_every_curve_belongs_to_a_preset_and_ends_with_its_published_result(tmp_path):
     table = (ROOT / "configs" / "published_curves.csv").read_text().splitlines()
     names = {line.split(",")[0] for line in table if not line.startswith(("#", "preset,"))}
