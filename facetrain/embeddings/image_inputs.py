@@ -16,7 +16,7 @@ from facetrain.data.formats.bin import has_bin_suffix, read_bin
 from facetrain.data.formats.image_folder import folders_with_images, read_image_file
 from facetrain.data.formats.landmark_file import read_landmarks_beside
 from facetrain.data.formats.names import DATASET_SUFFIXES
-from facetrain.data.images.header import IMAGE_SUFFIXES
+from facetrain.data.images.header import is_image_name
 from facetrain.data.open_dataset import is_dataset_folder, open_dataset
 from facetrain.models.embedding_model import EmbeddingModel
 from facetrain.telemetry.log import warn
@@ -112,9 +112,7 @@ def _image_files(folder: Path) -> list[Path]:
     Hidden files are left out, as in a dataset: macOS writes a file `._NAME.jpg` beside an image.
     """
     entries = folder.iterdir() if folder.is_dir() else ()
-    return sorted(
-        path for path in entries if path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".")
-    )
+    return sorted(path for path in entries if is_image_name(path.name) and not path.name.startswith("."))
 
 
 def image_location(images: Sequence[Any], index: int, name: str) -> str:

@@ -15,7 +15,7 @@ from facetrain.data.beside_dataset import BESIDE_IDENTITIES
 from facetrain.data.column_cache import Columns
 from facetrain.data.formats.base import CatalogDataset, Format
 from facetrain.data.formats.names import SUFFIXES
-from facetrain.data.images.header import IMAGE_SUFFIXES, size_fault
+from facetrain.data.images.header import IMAGE_SUFFIXES, is_image_name, size_fault
 from facetrain.data.skipped_files import SkippedFile
 from facetrain.errors import DataError, UnreadableError
 from facetrain.files import error_reason, open_regular, os_errors_as
@@ -107,7 +107,7 @@ def open_folder(folder: Path) -> CatalogDataset:
             if is_folder:
                 reason = "a folder inside the folder of an identity"
                 skipped.append(SkippedFile(printable(name), "nested", reason))
-            elif _is_image(name):
+            elif is_image_name(name):
                 encoded = os.fsencode(name)
                 names += encoded
                 name_sizes.append(len(encoded))
@@ -175,10 +175,6 @@ def _entries(folder: Path, skipped: list[SkippedFile], parent: str = "") -> Iter
                 yield name, entry.is_dir()
 
 
-def _is_image(name: str) -> bool:
-    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
-
-
 def two_identities(folder: Path) -> list[str]:
     """Return the names of two subfolders that are not hidden, with an image among their first files; empty without two.
 
@@ -202,7 +198,7 @@ def folders_with_images(folder: Path, most: int) -> list[str]:
         subfolders = (entry for entry in entries if not entry.name.startswith(".") and entry.is_dir())
         for entry in islice(subfolders, _PROBED_FOLDERS):
             with contextlib.suppress(PermissionError), os.scandir(entry.path) as files:  # such as lost+found
-                if any(_is_image(file.name) for file in islice(files, _PROBED_FILES)):
+                if any(is_image_name(file.name) for file in islice(files, _PROBED_FILES)):
                     found.append(entry.name)
             if len(found) == most:
                 break

@@ -30,7 +30,7 @@ from facetrain.data.column_cache import Columns, cached_columns, path_in_cache_f
 from facetrain.data.formats.base import CatalogDataset, Format, catalog_path
 from facetrain.data.formats.image_folder import FileDataset
 from facetrain.data.formats.labels import number_identities, refuse_negative, require_labels
-from facetrain.data.images.header import IMAGE_SUFFIXES, MAX_PIXELS
+from facetrain.data.images.header import IMAGE_SUFFIXES, MAX_PIXELS, is_image_name
 from facetrain.data.skipped_files import SkippedFile
 from facetrain.errors import DataError
 from facetrain.files import error_reason
@@ -158,7 +158,7 @@ def list_entries(lines: Iterable[bytes], place: str) -> Iterator[ListEntry]:
                 f"{place}, line {number}: has a carriage return (CR) inside; save the list with line ends LF"
             )
         fields = _fields(text)
-        column = next((n for n, field in enumerate(fields) if _is_image_path(field)), None)
+        column = next((n for n, field in enumerate(fields) if is_image_name(field)), None)
         if column is not None and len(fields) > 1 and "\0" not in text:
             # Of InsightFace's three fields, the last is the identity; of im2rec's and of two fields, the other one.
             identity = fields[1 if column != 1 else 2 if len(fields) > 2 else 0]
@@ -200,7 +200,7 @@ def _fields(text: str) -> list[str]:
     is_insightface = (
         len(words) > 2
         and words[0] in (_PHOTO, _ALIGNED)
-        and _is_image_path(words[1])
+        and is_image_name(words[1])
         and all(map(_is_finite_number, words[2:]))
     )
     if _is_magface(words):
@@ -213,7 +213,7 @@ def _is_im2rec(fields: list[str]) -> bool:
     """Return whether fields are a line of im2rec's list: number, identity and perhaps further labels, path."""
     return (
         len(fields) > 2
-        and _is_image_path(fields[-1])
+        and is_image_name(fields[-1])
         and _WHOLE_NUMBER.fullmatch(fields[0]) is not None
         and all(map(_is_finite_number, fields[1:-1]))
     )
@@ -223,19 +223,19 @@ def _is_magface(words: list[str]) -> bool:
     """Return whether words are a line of MagFace's list: path, 0, identity, and perhaps another 0."""
     # The second field tells: where it is the identity, a later line has another one than 0, and is refused.
     has_zeros = len(words) in (3, 4) and {*words[1:2], *words[3:]} == {"0"}
-    return has_zeros and _is_image_path(words[0]) and _WHOLE_NUMBER.fullmatch(words[2]) is not None
+    return has_zeros and is_image_name(words[0]) and _WHOLE_NUMBER.fullmatch(words[2]) is not None
 
 
 def _found(text: str) -> str:
     """Return what a line that is not understood has in place of a path and an identity, for a message."""
     words = text.split()
-    if any(_is_image_path(part.strip(' "')) for part in text.split(";")[:-1]):
+    if any(is_image_name(part.strip(' "')) for part in text.split(";")[:-1]):
         return ": its fields are separated by `;`, write commas or tabs"
     if "," in text and _fields(text) == [text]:  # quotes that do not match
         return f": {QUOTE_ADVICE}"
-    if _is_image_path(text):
+    if is_image_name(text):
         return ": it has no identity, add one after a tab"
-    if _is_image_path(words[0]):
+    if is_image_name(words[0]):
         return f": it has {len(words)} fields, write the path, a tab and the identity alone"
     return ""
 
@@ -262,10 +262,6 @@ def _is_finite_number(text: str) -> bool:
     with contextlib.suppress(ValueError):
         return math.isfinite(float(text))
     return False
-
-
-def _is_image_path(field: str) -> bool:
-    return field[field.rfind(".") :].lower() in IMAGE_SUFFIXES
 
 
 def label_identities(identities: Sequence[str], place: str) -> tuple[np.ndarray, list[str]]:

@@ -64,6 +64,11 @@ def read_header(data: bytes) -> ImageHeader | None:
         return None
 
 
+def is_image_name(name: str) -> bool:
+    """Return whether a name or a path ends with a suffix of an image, in any case."""
+    return name[name.rfind(".") :].lower() in IMAGE_SUFFIXES
+
+
 def size_fault(num_bytes: int) -> str:
     """Return why no image has so many bytes, before they are read into memory; empty if one may have them."""
     return f"has {num_bytes:,} bytes, more than any image" if num_bytes > _MAX_BYTES else ""

@@ -29,7 +29,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from facetrain.data.images.header import IMAGE_SUFFIXES
+from facetrain.data.images.header import IMAGE_SUFFIXES, is_image_name
 from facetrain.data.pair_folds import FOLDS
 from facetrain.errors import PairsError
 from facetrain.files import error_reason
@@ -144,12 +144,12 @@ def _is_numbered_pair(words: list[str]) -> bool:
 
 
 def _is_half_of_pair(words: list[str]) -> bool:
-    return len(words) == 2 and _is_image(words[0]) and _NUMBER.fullmatch(words[1]) is not None
+    return len(words) == 2 and is_image_name(words[0]) and _NUMBER.fullmatch(words[1]) is not None
 
 
 def _is_path_pair(words: list[str]) -> bool:
     label, paths = _label_and_paths(words)
-    return label in ("0", "1") and len(paths) == 2 and all(map(_is_image, paths))
+    return label in ("0", "1") and len(paths) == 2 and all(map(is_image_name, paths))
 
 
 _FORMS: tuple[tuple[Callable[[list[str]], bool], Callable[[list[Line], Path], Iterator[ListedPair]]], ...] = (
@@ -189,7 +189,7 @@ def _cfp_images(path: Path, images: Path | None) -> dict[str, Path]:
     """Return the images of a list by their numbers. The paths in a list end in person/pose/image."""
     numbered = {}
     for location, words in _read_lines(path):
-        is_valid = len(words) == 2 and _NUMBER.fullmatch(words[0]) is not None and _is_image(words[1])
+        is_valid = len(words) == 2 and _NUMBER.fullmatch(words[0]) is not None and is_image_name(words[1])
         _require_form(is_valid, location, words, "`number image`")
         root = path.parent.parent if images is None else images
         whole = path.parent / words[1] if images is None else images.joinpath(*Path(words[1]).parts[-3:])
@@ -224,7 +224,11 @@ def _find_image(root: Path, files: Sequence[Path], location: str) -> Path:
     """Return the first of several files that exists, after a check that all are images inside `root`."""
     for path in files:
         # A list comes from anywhere: it may not read other files of the user.
-        if "\0" in str(path) or not _is_image(path.name) or not path.resolve().is_relative_to(root.resolve()):
+        if (
+            "\0" in str(path)
+            or not is_image_name(path.name)
+            or not path.resolve().is_relative_to(root.resolve())
+        ):
             raise PairsError(f"{location}: {path} is not an image inside {root}")
         if found := _existing(path):
             return found
@@ -240,10 +244,6 @@ def _existing(path: Path) -> Path | None:
     if not str(path).isascii():
         paths += [Path(unicodedata.normalize(form, str(each))) for form in ("NFC", "NFD") for each in paths]
     return next(filter(Path.is_file, paths), None)
-
-
-def _is_image(word: str) -> bool:
-    return Path(word).suffix.lower() in IMAGE_SUFFIXES
 
 
 def _person(name: str) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.images.header import IMAGE_SUFFIXES
+from facetrain.data.images.header import is_image_name
 from facetrain.embeddings.dense_ids import dense_ids
 from facetrain.embeddings.image_inputs import lazy_files
 from facetrain.errors import PairsError
@@ -67,7 +67,7 @@ def _images(folder: Path) -> list[Path]:
     return sorted(
         path
         for path in folder.rglob("*")
-        if path.suffix.lower() in IMAGE_SUFFIXES
+        if is_image_name(path.name)
         and not any(part.startswith(".") for part in path.relative_to(folder).parts)
     )
 
