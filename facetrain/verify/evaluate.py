@@ -35,7 +35,7 @@ from facetrain.verify.set_faults import (
 from facetrain.verify.sets.ijb import IjbSet
 from facetrain.verify.sets.open_sets import AnySet, open_sets
 from facetrain.verify.sets.pair_set import PairSet
-from facetrain.verify.sets.slice_table import SliceTable, read_slice_table
+from facetrain.verify.sets.slice_table import NO_SLICES, SliceTable, read_slice_table
 from facetrain.verify.training_images import warn_of_training_images
 from facetrain.verify.verifier import evaluation_mode
 
@@ -132,7 +132,7 @@ def evaluate(
             against_model, embedder = compared
             return evaluation.compared_with(against_model, evaluate_sets(embedder))
         if scored is not None:
-            others = {name: scores_result(scored, {}, options) for name in results}
+            others = {name: scores_result(scored, NO_SLICES, options) for name in results}
             return evaluation.compared_with(str(against), others)
         return evaluation
 
@@ -157,12 +157,12 @@ def evaluate_scores(
     table = read_scores(scores)
     name = scores.stem
     warn_of_faults(name, table.scored.same_P)
-    result = scores_result(table.scored, table.columns, options, table.quality, table.sides)
+    result = scores_result(table.scored, table.slices, options)
     evaluation = ModelResults(f"scores of {scores}", {name: result}, {}, True, "", options)
     if against is None:
         return evaluation
     other = scores_of_same_pairs(table, read_scores(against))
-    return evaluation.compared_with(str(against), {name: scores_result(other, {}, options)})
+    return evaluation.compared_with(str(against), {name: scores_result(other, NO_SLICES, options)})
 
 
 def _require_same_size(

@@ -23,7 +23,7 @@ from facetrain.verify.metrics.scored_pairs import (
 )
 from facetrain.verify.metrics.slices import add_slices
 from facetrain.verify.sets.pair_set import PairSet, known_or_inferred_subjects
-from facetrain.verify.sets.slice_table import SliceTable
+from facetrain.verify.sets.slice_table import NO_SLICES, SliceTable
 
 
 def verification_result(
@@ -70,17 +70,26 @@ def verification_result(
         pairs=len(pairs.same),
     )
     add_replicates(result, mean)
-    columns = table.columns if table else {}
-    qualities = {}
+    length_P = None
     if not are_normalized(plain_ND):
-        qualities["embedding length"] = pair_quality(
-            embedding_lengths(sum_ND), scored.first_P, scored.second_P
-        )
-    if table and table.quality is not None:
-        qualities["quality"] = table.quality
-    sides = table.sides if table else {}
-    add_slices(result, scored, columns, qualities, sides=sides, fmr=slice_fmr, draws=draws)
+        length_P = pair_quality(embedding_lengths(sum_ND), scored.first_P, scored.second_P)
+    add_slices_of_table(result, scored, table or NO_SLICES, length_P, fmr=slice_fmr, draws=draws)
     return result
+
+
+def add_slices_of_table(
+    result: Result,
+    scored: ScoredPairs,
+    table: SliceTable,
+    length_P: np.ndarray | None = None,
+    *,
+    fmr: float | None,
+    draws: Draws,
+) -> None:
+    """Do `add_slices` for a table, with the lengths of the embeddings, float (P,), as a second quality measure."""
+    measures = {"embedding length": length_P, "quality": table.quality}
+    qualities = {name: quality_P for name, quality_P in measures.items() if quality_P is not None}
+    add_slices(result, scored, table.columns, qualities, sides=table.sides, fmr=fmr, draws=draws)
 
 
 def rising_metrics(same_P: np.ndarray) -> list[str]:

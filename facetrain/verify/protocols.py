@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -17,9 +16,8 @@ from facetrain.embeddings.normalization import l2_normalize, require_finite
 from facetrain.verify.metrics.identification import Search, identification_result, search
 from facetrain.verify.metrics.result import Result
 from facetrain.verify.metrics.scored_pairs import ScoredPairs, add_fold_accuracy, pair_result
-from facetrain.verify.metrics.slices import add_slices
 from facetrain.verify.metrics.templates import pool_templates, score_pairs
-from facetrain.verify.pair_protocol import verification_result
+from facetrain.verify.pair_protocol import add_slices_of_table, verification_result
 from facetrain.verify.protocol_options import EvaluationOptions
 from facetrain.verify.sets.ijb import IjbSet, TemplateSubjects
 from facetrain.verify.sets.open_sets import AnySet
@@ -132,18 +130,11 @@ def results_from_embeddings(
             return {target.name: _search_set_result(target, options, *embeddings)}
 
 
-def scores_result(
-    scored: ScoredPairs,
-    columns: dict[str, np.ndarray],
-    options: EvaluationOptions,
-    quality_P: np.ndarray | None = None,
-    sides: Mapping[str, tuple[np.ndarray, np.ndarray]] | None = None,
-) -> Result:
-    """Return the metrics of pairs that another system scored, with its slices, see `add_slices`."""
+def scores_result(scored: ScoredPairs, table: SliceTable, options: EvaluationOptions) -> Result:
+    """Return the metrics of pairs that another system scored, with its slices."""
     result = pair_result(scored, protocol="verification", draws=options.draws)
     add_fold_accuracy(result, scored, draws=options.draws)
-    qualities = {} if quality_P is None else {"quality": quality_P}
-    add_slices(result, scored, columns, qualities, sides=sides, fmr=options.slice_fmr, draws=options.draws)
+    add_slices_of_table(result, scored, table, fmr=options.slice_fmr, draws=options.draws)
     return result
 
 

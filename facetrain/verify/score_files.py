@@ -27,7 +27,7 @@ from facetrain.verify.metrics.score_scale import scale_of
 from facetrain.verify.metrics.scored_pairs import ScoredPairs
 from facetrain.verify.sets.csv_columns import finite_numbers, read_columns
 from facetrain.verify.sets.pair_set import PairSet, known_or_inferred_subjects
-from facetrain.verify.sets.slice_table import QUALITY, pair_values, slice_columns
+from facetrain.verify.sets.slice_table import QUALITY, SliceTable, pair_values, slice_columns
 from facetrain.verify.sets.subjects import connected_subjects
 
 _SUBJECTS = ("subject_1", "subject_2")
@@ -43,13 +43,9 @@ class ScoreTable:
     path: Path
     """File that the scores are from, for messages."""
     scored: ScoredPairs
-    columns: dict[str, np.ndarray]
-    """Slices: value of every pair, str (P,), by column."""
-    sides: dict[str, tuple[np.ndarray, np.ndarray]]
-    """Groups of the first and of the second images, str (P,) each, by column without `_1` and `_2`."""
-    quality: np.ndarray | None = None
-    """Quality of every pair, float (P,); None without a column `quality`."""
-    people: list[str] | None = None
+    slices: SliceTable
+    """Its `sides` are by column without `_1` and `_2`."""
+    people: list[str] | None
     """Names of the people on both sides of each pair, side by side (2P,); None without such columns."""
 
 
@@ -136,7 +132,7 @@ def _score_table(path: Path, texts: dict[str, list[str]], score_P: np.ndarray) -
         )
     sides = {name: (columns.pop(f"{name}_1"), columns.pop(f"{name}_2")) for name in names}
     columns |= {name: pair_values(*values) for name, values in sides.items()}
-    return ScoreTable(path, scored, columns, sides, quality, people)
+    return ScoreTable(path, scored, SliceTable(columns, None, sides, quality), people)
 
 
 def _people(path: Path, texts: dict[str, list[str]], same_P: np.ndarray) -> list[str] | None:

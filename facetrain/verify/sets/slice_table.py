@@ -45,6 +45,9 @@ class SliceTable:
     """Quality of every pair, float (P,), which is the quality of its worse image; None without a column `quality`."""
 
 
+NO_SLICES = SliceTable({}, None)
+
+
 def read_slice_table(path: Path, same_P: np.ndarray) -> SliceTable:
     """Read the table of a set with these labels, bool (P,).
 

@@ -14,6 +14,7 @@ from facetrain.verify.protocol_options import EvaluationOptions
 from facetrain.verify.protocols import scores_result
 from facetrain.verify.score_files import read_scores, scores_of_same_pairs, scores_of_set
 from facetrain.verify.sets.pair_set import PairSet
+from facetrain.verify.sets.slice_table import NO_SLICES
 from tests.support.score_files import columns_of, write
 from tests.support.scored_people import people
 
@@ -34,7 +35,7 @@ def evaluated(path, columns, **options):
 def test_a_score_file_gives_the_same_numbers_as_the_scores_themselves(tmp_path, pairs):
     found = evaluated(tmp_path / "system.csv", columns_of(pairs))
     # Subject ids follow the order of the file, so the draws of the bootstrap differ and the metrics do not.
-    expected = scores_result(pairs, {}, FAST)
+    expected = scores_result(pairs, NO_SLICES, FAST)
     assert found.metrics == expected.metrics and found.threshold == expected.threshold
     assert found.subjects == len(np.unique(np.concatenate(pairs.sides)))
     assert found.metrics.keys() >= {"accuracy", "threshold", "auc", "eer", "tar@1e-01"}
@@ -210,7 +211,9 @@ def test_a_wrong_score_file_is_refused_with_its_row_and_column(tmp_path, columns
 def test_columns_without_a_partner_are_slices_of_their_own(tmp_path):
     sides = {"age_1": "xy", "age_2": "xz", "skin_1": "ab", "_1": "ab", "_2": "cd"}
     found = read_scores(write(tmp_path / "s.csv", {"score": [1, 2], "genuine": ["True", "FALSE"]} | sides))
-    assert found.columns.keys() == {"age", "skin_1", "_1", "_2"} and found.sides.keys() == {"age"}
+    assert found.slices.columns.keys() == {"age", "skin_1", "_1", "_2"} and found.slices.sides.keys() == {
+        "age"
+    }
     assert found.scored.same_P.tolist() == [True, False]
 
 
