@@ -17,7 +17,7 @@ import numpy as np
 
 from facetrain.data.images.align import align, aligned_landmarks
 from facetrain.data.skipped_files import SkippedFile
-from facetrain.data.tools.aligned_images import NoFaceError
+from facetrain.data.tools.aligned_images import NoFaceError, skipped_image
 from facetrain.data.tools.landmark_finder import YuNet
 from facetrain.distributed import collectives
 from facetrain.distributed.world import World, join
@@ -84,7 +84,7 @@ def embed_input(
             )  # fmt: skip
         fingerprint = model_fingerprint(embedder)
     if skipped is not None and faults:
-        skipped += [_skipped_file(names[index], faults[index]) for index in sorted(faults)]
+        skipped += [skipped_image(names[index], faults[index]) for index in sorted(faults)]
         kept = np.delete(np.arange(len(images)), list(faults))
         names, labels = LazySequence(len(kept), partial(_name_of, names, kept)), labels[kept]
     return Embeddings(embedding, names, labels, input, quality, fingerprint, flip)
@@ -99,10 +99,6 @@ def _advising(advice: str) -> Iterator[None]:
         if advice:
             error.args = (f"{error}; {advice}",)
         raise
-
-
-def _skipped_file(name: str, error: UnreadableError) -> SkippedFile:
-    return SkippedFile(name, "no_face" if isinstance(error, NoFaceError) else "unreadable", str(error))
 
 
 def _name_of(names: Sequence[str], kept: np.ndarray, place: int) -> str:

@@ -8,8 +8,9 @@ import numpy as np
 
 from facetrain.data.images.align import align, aligned_landmarks
 from facetrain.data.images.decode import decode_rgb, encode_jpeg
+from facetrain.data.skipped_files import SkippedFile
 from facetrain.data.tools.landmark_finder import LandmarkFinder, YuNet
-from facetrain.errors import ImageError
+from facetrain.errors import ImageError, UnreadableError
 from facetrain.face_landmarks import normalize_landmarks
 
 QUALITY = 95
@@ -18,6 +19,11 @@ QUALITY = 95
 
 class NoFaceError(ImageError):
     """An image has no landmarks."""
+
+
+def skipped_image(name: str, error: UnreadableError) -> SkippedFile:
+    """Return an image that is left out because of an error."""
+    return SkippedFile(name, "no_face" if isinstance(error, NoFaceError) else "unreadable", str(error))
 
 
 class AlignedImages:

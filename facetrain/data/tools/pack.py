@@ -16,7 +16,7 @@ from facetrain.data.formats.image_list import ListDataset
 from facetrain.data.images.decode import decode_rgb, encode_jpeg, is_upright_jpeg, resize_square
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.skipped_files import SkippedFile
-from facetrain.data.tools.aligned_images import QUALITY, AlignedImages, NoFaceError
+from facetrain.data.tools.aligned_images import QUALITY, AlignedImages, skipped_image
 from facetrain.data.tools.landmark_finder import (
     LandmarkFinder,
     aligned_face_landmarks,
@@ -157,9 +157,8 @@ class _PreparedImages:
             else:
                 self._aligned.decode(number, image_name(self._source, number), data, location)
         except UnreadableError as error:
-            kind = "no_face" if isinstance(error, NoFaceError) else "unreadable"
             name = str(number)
             with contextlib.suppress(DataError):  # the name may be damaged like the image
                 name = image_name(self._source, number)
-            return SkippedFile(name, kind, str(error))
+            return skipped_image(name, error)
         return None
