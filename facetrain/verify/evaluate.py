@@ -25,14 +25,7 @@ from facetrain.verify.model_results import ModelResults
 from facetrain.verify.protocol_options import EvaluationOptions
 from facetrain.verify.protocols import evaluate_set, scores_result
 from facetrain.verify.score_files import is_score_file, read_scores, scores_of_same_pairs, scores_of_set
-from facetrain.verify.set_faults import (
-    warn_of_faults,
-    warn_of_faulty_set,
-    warn_of_faulty_templates,
-    warn_of_missing_galleries,
-    warn_of_photos,
-)
-from facetrain.verify.sets.ijb import IjbSet
+from facetrain.verify.set_faults import warn_of_doubts, warn_of_faults
 from facetrain.verify.sets.open_sets import AnySet, open_sets
 from facetrain.verify.sets.pair_set import PairSet
 from facetrain.verify.sets.slice_table import NO_SLICES, SliceTable, read_slice_table
@@ -182,16 +175,9 @@ def _require_same_size(
 
 
 def _warn_of_doubtful_sets(sets: dict[str, AnySet], opened: EmbeddingModel, *others: EmbeddingModel) -> None:
-    of_pairs = [target for target in sets.values() if isinstance(target, PairSet)]
-    for pairs in of_pairs:
-        warn_of_faulty_set(pairs)
     for target in sets.values():
-        if isinstance(target, IjbSet):
-            warn_of_faulty_templates(target)
-        if not isinstance(target, PairSet):
-            warn_of_missing_galleries(target)
-        if not isinstance(target, IjbSet):  # whose faces are aligned during the evaluation
-            warn_of_photos(target, opened.image_size)
+        warn_of_doubts(target, opened.image_size)
+    of_pairs = [target for target in sets.values() if isinstance(target, PairSet)]
     warn_of_training_images(of_pairs, [model.metadata for model in (opened, *others)])
 
 

@@ -41,7 +41,21 @@ def warn_of_faulty_set(pairs: PairSet) -> None:
     warn_of_faults(pairs.name, pairs.same, dense_ids(pairs.images))
 
 
-def warn_of_missing_galleries(target: SearchSet | IjbSet) -> None:
+def warn_of_doubts(target: PairSet | SearchSet | IjbSet, image_size: int) -> None:
+    """Warn of everything that makes the results of a set doubtful; `image_size` is that of the network's input."""
+    match target:
+        case PairSet():
+            warn_of_faulty_set(target)
+            warn_of_photos(target, image_size)
+        case SearchSet():
+            _warn_of_missing_galleries(target)
+            warn_of_photos(target, image_size)
+        case IjbSet():  # whose faces are aligned during the evaluation
+            _warn_of_faulty_templates(target)
+            _warn_of_missing_galleries(target)
+
+
+def _warn_of_missing_galleries(target: SearchSet | IjbSet) -> None:
     """Warn of a set without a part of its published gallery: the search in a smaller one is easier."""
     if isinstance(target, SearchSet) and (target.gallery_subject >= 0).all():
         missing = "the gallery has no distractors (Gallery_Distractor/)"
@@ -52,7 +66,7 @@ def warn_of_missing_galleries(target: SearchSet | IjbSet) -> None:
     warn(f"{target.name}: {missing}; do not compare the results with published ones")
 
 
-def warn_of_faulty_templates(ijb: IjbSet) -> None:
+def _warn_of_faulty_templates(ijb: IjbSet) -> None:
     """Warn of templates that are compared with themselves, and of images that the detector's score leaves out."""
     if equal := int((ijb.first == ijb.second).sum()):
         warn(f"{ijb.name}: {count_text(equal, 'pair')} with the same template on both sides: to be removed")
