@@ -151,10 +151,9 @@ def identification_result(
     curves = [curve for search in searches if (curve := search.curve) is not None]
     for fpir in FPIRS:
         _add_tpir(result, searches, curves, fpir)
-    if len(curves) == len(searches) == 1:
-        (result.curve,) = curves
-    elif len(curves) == len(searches):
-        result.gallery_curves = dict(zip((search.gallery for search in searches), curves, strict=True))
+    if len(curves) == len(searches):
+        names = [search.gallery for search in searches] if len(searches) > 1 else [""]
+        result.curves = dict(zip(names, curves, strict=True))
     ranks = _add_ranks(result, searches)
     mated = len(np.unique(np.concatenate([search.subject_Q[search.mated_Q] for search in searches])))
     replicate = _bootstrap_searches(searches, subjects, ranks, result, draws)

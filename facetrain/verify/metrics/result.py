@@ -78,10 +78,9 @@ class Result:
     threshold: dict[str, float] = field(default_factory=dict)
     """Score from which pairs are accepted, by operating point: `accuracy` (mean of the folds), `eer`, `1e-01` …, and
     `slices` for the groups and the error-versus-discard curves."""
-    curve: Roc | None = None
-    """Exact ROC; its thresholds are scores."""
-    gallery_curves: dict[str, Roc] = field(default_factory=dict, repr=False)
-    """ROC of each gallery of a search in several, by its name, if all have one: the metrics are means over them."""
+    curves: dict[str, Roc] = field(default_factory=dict, repr=False)
+    """Exact ROC by the name of the gallery, which is empty if there is only one; of several, the metrics are means over
+    them. Thresholds are scores. Empty if one has none."""
     grid: GridRoc | None = None
     """ROC on the threshold grid of the published code."""
     folds: FoldAccuracy | None = None
@@ -140,9 +139,9 @@ class Result:
         return min((curve.impostors for curve in self.curves.values()), default=0)
 
     @property
-    def curves(self) -> dict[str, Roc]:
-        """The ROCs by the name of the gallery, which is empty if there is only one; without a ROC none."""
-        return self.gallery_curves or ({"": self.curve} if self.curve else {})
+    def curve(self) -> Roc | None:
+        """The only ROC; None of several galleries."""
+        return self.curves.get("")
 
     @property
     def lowest_rates(self) -> dict[str, float | None]:
@@ -196,7 +195,7 @@ class Result:
             "thresholds": self.threshold,
             "subjects": self.subjects,
             "curve": thin_curve(self.curve) if self.curve else None,
-            "gallery_curves": {name: thin_curve(curve) for name, curve in self.gallery_curves.items()},
+            "gallery_curves": {name: thin_curve(curve) for name, curve in self.curves.items() if name},
             "grid": _lists(self.grid),
             "folds": _lists(self.folds),
             "histogram": _lists(self.histogram),

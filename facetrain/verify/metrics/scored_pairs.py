@@ -92,7 +92,7 @@ def pair_result(pairs: ScoredPairs, *, protocol: str, draws: Draws = DRAWS) -> R
     if curve is None:
         result.metrics["auc"], result.needs["auc"] = None, NEEDS_BOTH_KINDS
         return result
-    result.curve = curve
+    result.curves = {"": curve}
     for metric in CURVE_METRICS:
         _add_curve_metric(result, curve, metric)
     # A metric of both kinds of pairs is known no better than its rate of the kind that fewer subjects have.

@@ -107,8 +107,8 @@ def test_ijb_one_to_many_equals_loops_over_its_files(tmp_path, gallery):
     assert found.metrics["rank5"] == pytest.approx(np.mean(rank5))
     assert found.metrics["tpir@1e-01"] == pytest.approx(np.mean(tpir))
     assert found.metrics["tpir@1e-02"] is None and "there are 40" in found.needs["tpir@1e-02"]
-    assert found.curve is None and list(found.gallery_curves) == ["G1", "G2"]
-    for curve, expected in zip(found.gallery_curves.values(), tpir, strict=True):
+    assert found.curve is None and list(found.curves) == ["G1", "G2"]
+    for curve, expected in zip(found.curves.values(), tpir, strict=True):
         assert curve.impostors == 40
         assert value_of(curve, partial(tar_at_far, far=0.1)) == pytest.approx(expected)
     assert found.interval["rank1"][0] < found.metrics["rank1"] < found.interval["rank1"][1]

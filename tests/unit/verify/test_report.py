@@ -78,9 +78,7 @@ def test_roc_and_det_show_the_other_model_and_no_legend_covers_the_data(found):
 
 def test_the_curves_of_several_galleries_are_named(found):
     one = found.results["lfw"]
-    result = replace(
-        one, protocol="identification", curve=None, gallery_curves={"G1": one.curve, "G2": one.curve}
-    )
+    result = replace(one, protocol="identification", curves={"G1": one.curve, "G2": one.curve})
     labels = ["new.onnx, G1", "new.onnx, G2", "old.onnx, G1", "old.onnx, G2"]
     for name in ("roc", "det"):
         assert labels_of(result_figures(result)[name])[:2] == ["G1", "G2"]
