@@ -21,12 +21,26 @@ _MOST_COMBINATIONS = 1 << 20
 """Product of the sizes of a node's operands: a node has no more results, even if it repeats each along the others."""
 _MOST_NODES = 10_000
 _ARITHMETIC = frozenset((
-    "Abs", "Add", "Cast", "Ceil", "Div", "Equal", "Floor", "Gather", "Greater", "Identity", "Less", "Max", "Min", "Mod",
-    "Mul", "Neg", "Not", "Pow", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "Reshape", "Slice", "Sqrt",
-    "Squeeze", "Sub", "Unsqueeze", "Where",
+    "Abs", "Add", "Cast", "Ceil", "DequantizeLinear", "Div", "Equal", "Floor", "Gather", "Greater", "Identity", "Less",
+    "Max", "Min", "Mod", "Mul", "Neg", "Not", "Pow", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "Reshape",
+    "Slice", "Sqrt", "Squeeze", "Sub", "Unsqueeze", "Where",
 ))  # fmt: skip
 _APPENDING = "Concat"
 """An operator whose results are as many as all its operands have numbers."""
+
+
+def plain_form(path: Path, model: Any) -> Any:
+    """Return a model without local functions and without nodes that compute a few numbers from constants.
+
+    Raises:
+        ModelError: there are too many of them.
+    """
+    import onnx.inliner
+
+    if model.functions:
+        model = onnx.inliner.inline_local_functions(model)
+    fold_small_constants(path, model)
+    return model
 
 
 def fold_small_constants(path: Path, model: Any) -> None:
@@ -79,6 +93,8 @@ def _computed(node: Any, operands: dict[str, np.ndarray], opsets: Sequence[Any])
     from onnx import helper
     from onnx.reference import ReferenceEvaluator
 
+    if node.op_type == "DequantizeLinear":  # which the evaluator lacks in older versions
+        opsets = [helper.make_opsetid("", 19)]
     function = helper.make_function("facetrain", "compute", list(operands), node.output, [node], opsets)
     try:
         with np.errstate(all="ignore"):

@@ -17,6 +17,7 @@ from facetrain.files import error_reason, parse_json
 from facetrain.models.checksum import require_sound_onnx
 from facetrain.models.file_layers import Affine, Node, backbone_form
 from facetrain.models.layer_graph import IMAGE, Layer, LayerGraph
+from facetrain.models.onnx_constants import plain_form
 from facetrain.models.onnx_limits import graph_inputs, read_model_proto, require_stored_weights
 from facetrain.models.preprocessing import FRACTIONS, PREPROCESSING, PREPROCESSING_KEY, RAW_PIXELS
 from facetrain.text import listed
@@ -24,13 +25,15 @@ from facetrain.text import listed
 _IDENTITIES = frozenset({"Dropout", "Identity", "Flatten", "Reshape", "Unsqueeze", "Cast"})
 """Operators that change no number at inference."""
 _MOVES = frozenset({
-    "Clip", "Concat", "Gather", "Pad", "Resize", "ReverseSequence", "Slice", "SpaceToDepth", "Split", "Squeeze",
-    "Transpose", "Upsample",
+    "Clip", "Concat", "DequantizeLinear", "Gather", "Pad", "QuantizeLinear", "Resize", "ReverseSequence", "Slice",
+    "SpaceToDepth", "Split", "Squeeze", "Transpose", "Upsample",
 })  # fmt: skip
-"""Operators that keep the range of the pixels: the normalization can follow them, for example an exchange of red and
-blue."""
+"""Operators that keep the range of the pixels, or the pixels that its integers stand for: the normalization can follow
+them, for example an exchange of red and blue."""
 _ARITHMETIC = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div"}
 """Operations of `Affine.then` by the operator that can apply a number."""
+_ARITHMETIC_OF_INTEGERS = frozenset({"QLinearAdd", "QLinearMul"})
+"""Operators of onnxruntime for the same in a quantized network; their numbers are not read."""
 
 
 def _add(node: Node) -> Layer | None:
@@ -105,7 +108,7 @@ def read_onnx_layers(path: Path) -> LayerGraph:
         require_stored_weights(path, proto)
         onnx.load_external_data_for_model(proto, str(path.parent))
         require_sound_onnx(proto, path)
-        return _read_layers(onnx, proto, path)
+        return _read_layers(onnx, plain_form(path, proto), path)
     except ModelError:
         raise
     except Exception as error:
@@ -195,7 +198,7 @@ def mean_and_scale(onnx: Any, model: Any, path: Path) -> tuple[float, float]:
 
     Args:
         onnx: the package.
-        model: the graph, with or without its external data.
+        model: the graph in its `plain_form`, with or without its external data.
         path: its file, for the external data and for messages.
 
     Raises:
@@ -215,11 +218,12 @@ def mean_and_scale(onnx: Any, model: Any, path: Path) -> tuple[float, float]:
         return stated
     others = [each for each in first if not each.is_nearly_identity]
     if others and not normalizes:
-        computed = others[0]
+        factor, offset = others[0].factor, others[0].offset
+        unknown = " (nan: several numbers, or none of the file)" if math.isnan(factor + offset) else ""
         raise ModelError(
-            f"{path}: its first nodes compute x · {computed.factor:g} + {computed.offset:g} for a number x of the "
-            "image, so that it may take pixels from 0 to 255 or (pixels − 127.5) / 127.5; state the input in its "
-            "metadata (see docs/models.md)"
+            f"{path}: its first nodes compute x · {factor:g} + {offset:g}{unknown} for a number x of the image, so "
+            "that it may take pixels from 0 to 255 or (pixels − 127.5) / 127.5; state the input in its metadata "
+            "(see docs/models.md)"
         )
     return _PIXELS if first and normalizes else _NORMALIZED
 
@@ -246,7 +250,8 @@ def _stated_input(model: Any, path: Path) -> tuple[float, float] | None:
 def _of_first_layers(onnx: Any, model: Any, path: Path) -> list[Affine]:
     """Return for each layer that takes the image what it takes, as a function of the image.
 
-    A batch norm of the image subtracts its mean. Numbers that differ by channel or place give NaN.
+    A batch norm of the image subtracts its mean. Numbers that differ by channel or place, or that the file does not
+    state, give NaN.
     """
     constants: dict[str, Any] = {weight.name: weight for weight in model.graph.initializer}
     images = {graph_inputs(model.graph)[0].name: Affine()}
@@ -262,11 +267,12 @@ def _of_first_layers(onnx: Any, model: Any, path: Path) -> list[Affine]:
                 images |= dict.fromkeys(node.output, images[source])
             elif given:
                 constants[node.output[0]] = given[0]
-        elif source is not None and operation and given:
+        elif source is not None and (operation or node.op_type in _ARITHMETIC_OF_INTEGERS):
+            number = _number(onnx, given[0], path.parent) if operation and given else math.nan
             # The number comes first: number − x, or number / x.
             if source != node.input[0] and operation in ("sub", "div"):
                 operation = f"r{operation}"
-            images[node.output[0]] = images[source].then(operation, _number(onnx, given[0], path.parent))
+            images[node.output[0]] = images[source].then(operation, number)
         elif source is not None and node.op_type not in _OF_SHAPE:
             function = images[source]
             if node.op_type == "BatchNormalization" and node.input[3] in constants:

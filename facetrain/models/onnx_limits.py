@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from facetrain.errors import ModelError
-from facetrain.models.onnx_constants import fold_small_constants
 from facetrain.text import listed
 
 _MAX_VALUE_BYTES = 1 << 31
@@ -76,21 +75,17 @@ def require_stored_weights(path: Path, model: Any) -> None:
 
 
 def require_small_values(path: Path, model: Any) -> None:
-    """Check that no value is too large to compute. The model is changed: it loses its large weights.
+    """Check that no value of a model in its `plain_form` is too large to compute. It loses its large weights.
 
     Raises:
         ModelError: a value is too large.
     """
     import onnx
-    import onnx.inliner
 
     for tensor in _constants(model):
         if len(tensor.raw_data) > _SMALL_BYTES:
             tensor.ClearField("raw_data")
     try:
-        if model.functions:  # whose values are inferred at the place of their calls
-            model = onnx.inliner.inline_local_functions(model)
-        fold_small_constants(path, model)
         graph = onnx.shape_inference.infer_shapes(model).graph
     except (onnx.shape_inference.InferenceError, ValueError):
         return  # of 2 GiB and more, say; onnxruntime infers them itself

@@ -15,6 +15,7 @@ from facetrain.errors import ModelError, RunError, missing_package
 from facetrain.face_landmarks import NORMALIZED_TEMPLATE
 from facetrain.files import damage_reason, error_reason, new_file
 from facetrain.models.checksum import require_sound_onnx
+from facetrain.models.onnx_constants import plain_form
 from facetrain.models.onnx_layers import mean_and_scale, parse_metadata
 from facetrain.models.onnx_limits import (
     files_with_weights,
@@ -198,6 +199,7 @@ def _check(model: Any, path: Path) -> tuple[float, float]:
 
     require_stored_weights(path, model)
     require_sound_onnx(model, path)
+    model = plain_form(path, model)
     given = mean_and_scale(onnx, model, path)
     require_small_values(path, model)
     return given

@@ -74,6 +74,8 @@ def embedded(path):
 
 FLOAT_IMAGE = (1, ["batch", 3, 4, 4])
 TO_LAST, TO_FIRST = ("Transpose", ("x",), [0, 2, 3, 1]), ("Transpose", ("x",), [0, 3, 1, 2])
+STEP = np.array(1, np.float32), np.array(0, np.uint8)
+ROUNDED = [("QuantizeLinear", ("x", *STEP)), ("DequantizeLinear", ("x", *STEP))]
 RED_LAST = ("Slice", ("x", *(np.array([number]) for number in (-1, -4, 1, -1))))
 CENTER = [("Sub", ("x", constant(127.5))), ("Div", ("x", constant(128)))]
 
@@ -93,6 +95,7 @@ def batch_norm(mean, variance):
         ([("Mul", (constant(1 / 127.5), "x")), ("Add", (constant([-1] * 3), "x"))], lambda x: x / 127.5 - 1),
         ([TO_LAST, *CENTER, TO_FIRST], lambda x: (x - 127.5) / 128),
         ([RED_LAST, *CENTER], lambda x: (x.flip(1) - 127.5) / 128),
+        ([*ROUNDED, *CENTER], lambda x: (x - 127.5) / 128),
         ([TO_LAST, ("Clip", ("x", constant(0), constant(255))), TO_FIRST, *CENTER], lambda x: (x - 127.5) / 128),
         # These take normalized pixels.
         ([batch_norm((0.1, 0, -0.1), (0.2, 0.2, 0.2))], lambda x: (x / 127.5 - 1 - NEAR_0) / (0.2 + 1e-5) ** 0.5),
@@ -108,6 +111,51 @@ def test_the_operator_that_takes_pixels_before_they_are_centered_is_named(tmp_pa
     path = write_graph(tmp_path / "m.onnx", [RED_LAST, *CENTER], inputs=FLOAT_IMAGE)
     with pytest.raises(ModelError, match="its first layer, Slice, takes pixels times 1 plus 0"):
         read_onnx_layers(path)
+
+
+def dequantized(name, number):
+    """Return a node with the integer 255 for a number, and its weights."""
+    values = np.array(255, np.uint8), np.array(number / 255, np.float32), np.array(0, np.uint8)
+    weights = [onnx.numpy_helper.from_array(value, f"{name}{place}") for place, value in enumerate(values)]
+    return make_node("DequantizeLinear", [weight.name for weight in weights], [name]), weights
+
+
+@pytest.mark.parametrize("place", ["function", "product", "integers"])
+def test_numbers_that_the_file_computes_normalize_pixels(tmp_path, place):
+    path = write_graph(tmp_path / "m.onnx", CENTER, inputs=FLOAT_IMAGE)
+    with changed(path) as model:
+        graph = model.graph
+        center, spread, *last = graph.node
+        if place == "function":
+            opset = [onnx.helper.make_opsetid("", 17)]
+            body = onnx.helper.make_function(
+                "own", "Center", ["image", "c0_1", "c1_1"], ["v1"], [center, spread], opset
+            )
+            model.functions.append(body)
+            model.opset_import.append(onnx.helper.make_opsetid("own", 1))
+            computed = [make_node("Center", ["image", "c0_1", "c1_1"], ["v1"], domain="own")]
+        elif place == "product":
+            graph.initializer.append(onnx.numpy_helper.from_array(constant([127.5 / 255] * 3), "mean"))
+            states_255 = make_node("Constant", [], ["255"], value=onnx.numpy_helper.from_array(constant(255)))
+            center.input[1] = "computed mean"
+            computed = [states_255, make_node("Mul", ["mean", "255"], ["computed mean"]), center, spread]
+        else:
+            center.input[1], (first, weights) = "mean", dequantized("mean", 127.5)
+            spread.input[1], (second, others) = "spread", dequantized("spread", 128)
+            graph.initializer.extend([*weights, *others])
+            computed = [first, second, center, spread]
+        nodes = [*computed, *last]
+        del graph.node[:]
+        graph.node.extend(nodes)
+    found, x = embedded(path)
+    torch.testing.assert_close(found, ((x - 127.5) / 128).relu().flatten(1))
+
+
+def test_arithmetic_on_the_integers_of_a_quantized_image_needs_metadata(tmp_path):
+    nodes = [("QuantizeLinear", ("x", *STEP)), ("QLinearMul", ("x", *STEP, STEP[1], *STEP, *STEP))]
+    path = write_graph(tmp_path / "m.onnx", nodes, inputs=FLOAT_IMAGE)
+    with pytest.raises(ModelError, match=r" x · nan .*metadata"):
+        open_model(path, CPU)
 
 
 @pytest.mark.parametrize("means", [(127.5, 127.5, 127.5), (103.53, 116.28, 123.675)])
@@ -245,6 +293,7 @@ def test_layers_take_constants_that_are_numbers_or_that_nodes_compute(tmp_path):
         [batch_norm(COLOR, np.square(SPREAD))],
         [("Mul", ("x", constant(0)))],
         [("Div", (constant(1), "x"))],
+        [("Mul", ("x", "x"))],
     ],
 )
 def test_a_graph_with_other_arithmetic_needs_metadata(tmp_path, nodes):
