@@ -25,6 +25,7 @@ from facetrain.models.onnx_limits import (
 )
 
 _IMAGE_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(uint8)": np.uint8}
+_EMBEDDING_TYPES = "tensor(float)", "tensor(float16)", "tensor(double)"
 _ERRORS, _FATAL = 3, 4
 """onnxruntime's levels of messages: without its warnings (advice on the writing of the file), and without errors."""
 _LEAST_SIZE = 4
@@ -126,6 +127,7 @@ def _read_layout(path: Path, image: Any, others: Sequence[Any], embedding: Any) 
         or len(stated) > 1
         or (isinstance(channels, int) and channels != 3)
         or any(other.name != LANDMARKS_INPUT for other in others)
+        or embedding.type not in _EMBEDDING_TYPES
         or (len(output) != 2 and not (len(output) == 4 and output[2:] == [1, 1]))
     ):
         *inputs, result = (
@@ -133,7 +135,7 @@ def _read_layout(path: Path, image: Any, others: Sequence[Any], embedding: Any) 
         )
         raise ModelError(
             f"{path}: maps {', '.join(inputs)} to {result}; facetrain gives square RGB images as float or uint8, "
-            "N × 3 × H × H or N × H × H × 3, and takes their embeddings, N × D: export the network with these"
+            "N × 3 × H × H or N × H × H × 3, and takes their embeddings as float, N × D: export the network with these"
         )
     return is_last, min(stated, default=DEFAULT_IMAGE_SIZE)
 

@@ -366,13 +366,22 @@ def test_a_network_that_was_traced_with_one_image_embeds_several(tmp_path, capfd
         ({"inputs": (11, ["batch", 3, 8, 8])}, r"maps image \(tensor\(double\)"),
         (
             {"inputs": FLOAT_IMAGE, "last": LAST[:1], "shape": ["batch", 3, 4, 4]},
-            r"to v0 \(tensor\(float\) batch × 3 × 4 × 4\); .* takes their embeddings, N × D: export the network",
+            r"to v0 \(tensor\(float\) batch × 3 × 4 × 4\); .* embeddings as float, N × D: export the network",
         ),
     ],
 )  # fmt: skip
 def test_a_graph_that_maps_no_square_images_to_embeddings_is_refused(tmp_path, graph, message):
     with pytest.raises(ModelError, match=message):
         open_model(write_graph(tmp_path / "m.onnx", [], **graph), CPU)
+
+
+def test_a_network_that_gives_quantized_embeddings_is_refused(tmp_path):
+    last = [*LAST, ("QuantizeLinear", ("x", *STEP))]
+    path = write_graph(tmp_path / "m.onnx", [], inputs=FLOAT_IMAGE, last=last, shape=["batch", 48])
+    with changed(path) as model:
+        model.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.UINT8
+    with pytest.raises(ModelError, match=r"to v2 \(tensor\(uint8\) batch × 48\); .* embeddings as float"):
+        open_model(path, CPU)
 
 
 def test_a_fixed_batch_may_be_as_large_as_free_ones(tmp_path):
