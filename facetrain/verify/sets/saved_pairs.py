@@ -57,7 +57,15 @@ def open_saved_pairs(folder: Path, name: str) -> PairSet | None:
         index_N = table["index"].to_numpy() if "index" in table.schema.names else np.arange(len(images))
         if index_N.dtype.kind not in "iu":  # as texts, 10 would be before 2
             raise PairsError(f"{folder}: its column index has a value other than whole numbers")
-    order = np.argsort(index_N, kind="stable")
+    given_N, rows_N = np.unique(index_N, return_counts=True)
+    unpaired = given_N[(rows_N > 1) | ~np.isin(given_N ^ 1, given_N)]
+    if "index" in table.schema.names and len(unpaired):
+        # Sorted, the images behind it would be pairs of two pairs.
+        raise PairsError(
+            f"{folder}: its rows are not the images 2i and 2i + 1 of each pair by the column index, each once: see "
+            f"index {unpaired[0]}; save the set again with whole pairs"
+        )
+    order = np.argsort(index_N)
     same_N, images = same_N[order], [images[at] for at in order.tolist()]
     if not len(images) or len(images) % 2 or (same_N[0::2] != same_N[1::2]).any():
         raise PairsError(

@@ -229,7 +229,7 @@ def test_a_damaged_set_of_cvlface_is_refused_in_one_line(tmp_path, change, messa
 
 
 def test_a_saved_table_with_one_image_of_a_pair_is_refused(tmp_path):
-    write_saved(tmp_path / "lfw", IMAGES[:5], SAME, files=1)
+    write_saved(tmp_path / "lfw", IMAGES[:5], SAME, files=1, index=None)
     with pytest.raises(PairsError, match="its 5 rows are not two images of each pair"):
         open_set("lfw", tmp_path)
 
@@ -242,6 +242,8 @@ def test_a_saved_table_with_one_image_of_a_pair_is_refused(tmp_path):
         ({"is_same": [None, None, 1, 1, 0, 0]}, "is_same has a value"),
         ({"is_same": [2, 2, 1, 1, 0, 0]}, "is_same has a value"),
         ({"is_same": ["False"] * 6}, "is_same has a value"),
+        ({"index": [0, 1, 3, 4, 6, 7]}, "index 3; save the set again with whole pairs"),
+        ({"index": [0, 0, 1, 1, 4, 5]}, "index 0;"),
         ({"index": [None, 1, 2, 3, 4, 5]}, "index has a value"),
         ({"index": ["0", None, "2", "3", "4", "5"]}, "index has a value"),
         ({"index": [[0], [1, 2], [2], [3], [4], [5]]}, "index has a value"),
