@@ -36,7 +36,7 @@ from facetrain.verify.calibration import (
     sampled_images,
 )
 from facetrain.verify.metrics.draws import Draws
-from facetrain.verify.sets.pair_set import load_pair_set
+from facetrain.verify.sets.pair_set import is_set_name, load_pair_set
 from facetrain.verify.training_images import refuse_training_images
 
 
@@ -130,7 +130,7 @@ def read_known_people(target: str, data_dir: Path) -> tuple[Sequence[bytes], np.
         DataError: the data cannot be read, or does not say who is on its images.
     """
     path = Path(target)
-    if not has_bin_suffix(path) and path.exists():
+    if not has_bin_suffix(path) and path.exists() and not is_set_name(target, data_dir):
         images, _, labels = read_input(path)
         if (labels < 0).any():
             raise DataError(f"{target}: has no labels; use a dataset with one subfolder per person")

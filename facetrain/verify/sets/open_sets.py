@@ -6,12 +6,11 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from facetrain.data.formats.bin import NAME_ENDINGS, is_bin
 from facetrain.errors import PairsError
 from facetrain.remote.address import is_remote
 from facetrain.remote.download import local_path
 from facetrain.verify.sets.ijb import IjbSet, open_ijb
-from facetrain.verify.sets.pair_set import PairSet, load_pair_set, require_distinct_names
+from facetrain.verify.sets.pair_set import PairSet, is_set_name, load_pair_set, require_distinct_names
 from facetrain.verify.sets.saved_pairs import open_saved_pairs
 from facetrain.verify.sets.search_sets import SearchSet, open_tinyface
 
@@ -28,13 +27,8 @@ def open_set(target: str, folder: Path) -> AnySet:
     """
     if is_remote(target):
         target = str(local_path(target))
-    # A name prefers the file of the data folder: a folder ./lfw of images must not hide lfw.bin or lfw.xz.
-    is_file_name = Path(target).name == target and any(
-        is_bin(folder / f"{target}{ending}") for ending in NAME_ENDINGS
-    )
-    for path in (Path(target), folder / target, folder / target.upper()):
-        if is_file_name or not path.is_dir():
-            continue
+    places = () if is_set_name(target, folder) else (Path(target), folder / target, folder / target.upper())
+    for path in filter(Path.is_dir, places):
         if path.name in ("", ".."):  # a set has the name of its folder, also of the current one, "."
             path = Path(os.path.abspath(path))
         name = path.name.lower()

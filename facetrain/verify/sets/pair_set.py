@@ -89,6 +89,13 @@ def _refuse_folder(places: Iterable[Path]) -> None:
         )
 
 
+def is_set_name(target: str, folder: Path) -> bool:
+    """Return whether a target is the name of a `.bin` set in `folder`: a folder ./lfw of images must not hide it."""
+    return Path(target).name == target and any(
+        is_bin(folder / f"{target}{ending}") for ending in NAME_ENDINGS
+    )
+
+
 def set_file(target: str, folder: Path) -> Path:
     """Return the file of a set, which may not exist: the path `target`, or the file of this name in `folder`.
 

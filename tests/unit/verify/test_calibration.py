@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from facetrain.data.dataset import ImageSubset
+from facetrain.data.formats.bin import write_bin
+from facetrain.data.formats.bin_tables import write_subjects
 from facetrain.data.formats.recordio import RecordHeader, RecordWriter
 from facetrain.data.open_dataset import open_dataset
 from facetrain.embeddings.inference import Inference
@@ -15,7 +17,7 @@ from facetrain.models.embedding_model import open_model
 from facetrain.models.export.export import export
 from facetrain.models.export.formats import ExportOptions
 from facetrain.verify import calibration, training_images
-from facetrain.verify.calibrate_model import calibrate_model
+from facetrain.verify.calibrate_model import calibrate_model, read_known_people
 from facetrain.verify.calibration import calibrate, pick_threshold, sampled_images, stored_thresholds
 from facetrain.verify.metrics.bootstrap import draw_subjects, interval
 from facetrain.verify.metrics.draws import Draws
@@ -305,6 +307,19 @@ def test_thresholds_are_stored_in_the_metadata_of_an_onnx_file(tmp_path, externa
     assert written == path and stored_thresholds(again.metadata, path) == thresholds
     kept = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
     assert before.items() < kept.items()
+
+
+def test_a_name_prefers_the_set_to_a_folder_of_photos_of_the_same_name(tmp_path, monkeypatch):
+    people = [face(number, size=32) for number in range(4)]
+    (tmp_path / "sets").mkdir()
+    write_bin(tmp_path / "sets" / "lfw.bin", people, [True, False])
+    write_subjects(tmp_path / "sets" / "lfw.bin", ["a", "a", "b", "c"])
+    (tmp_path / "lfw" / "d").mkdir(parents=True)
+    (tmp_path / "lfw" / "d" / "0.png").write_bytes(face(5, size=32))
+    monkeypatch.chdir(tmp_path)
+    images, labels = read_known_people("lfw", tmp_path / "sets")
+    assert (list(images), labels.tolist()) == (people, [0, 0, 1, 2])
+    assert len(read_known_people("./lfw", tmp_path / "sets")[0]) == 1
 
 
 def test_copies_of_an_image_do_not_count_as_pairs(tmp_path):
