@@ -33,6 +33,7 @@ from facetrain.verify.calibration import (
     Threshold,
     calibrate,
     reachable_fmrs,
+    require_enough_people,
     sampled_images,
 )
 from facetrain.verify.metrics.draws import Draws
@@ -91,6 +92,8 @@ def calibrate_model(
             f"{target}: {len(labels):,} images of {people} have fewer than the 1,000 impostor pairs that an FMR "
             "of 1e-3 needs; use a larger set, or a higher --fmr"
         )
+    name = os.path.basename(os.path.abspath(target))  # also of the current folder, "."
+    require_enough_people(labels, fmrs, name)
     inference = inference or Inference()
     # The graph of an ONNX file is copied from the file, the weights of the others are in memory.
     source = model if path is not None and path.suffix == ".onnx" else path
@@ -99,7 +102,6 @@ def calibrate_model(
         opened = open_model(model, world.device)
         refuse_training_images(images, target, model, opened.metadata)
         unit_ND, _ = embed_images(open_embedder(opened, world, inference), images, target, progress=progress)
-    name = os.path.basename(os.path.abspath(target))  # also of the current folder, "."
     thresholds = calibrate(unit_ND, labels, fmrs, data=name, draws=Draws(seed=seed))
     if path is not None and world.is_leader:
         if _stamp(source) != stamp:

@@ -86,20 +86,10 @@ def calibrate(
         DataError: the data has fewer than `bootstrap.LEAST_SUBJECTS` people, or too few impostor pairs for one of the
             rates.
     """
+    require_enough_people(labels, fmrs, data)
     subject_N = dense_ids(list(labels))
     image_S = np.bincount(subject_N)
-    if len(image_S) < bootstrap.LEAST_SUBJECTS:
-        raise DataError(
-            f"{data}: {count_text(len(image_S), 'person', 'people')}: a threshold for other people needs at least "
-            f"{bootstrap.LEAST_SUBJECTS}; use a larger set"
-        )
     impostors = int(_pairs_between(image_S[None])[0])
-    for fmr in fmrs:
-        if not can_measure(impostors, fmr):
-            raise DataError(
-                f"{data}: an FMR of {fmr:g} needs {round(1 / fmr):,} impostor pairs; {len(subject_N):,} images of "
-                f"{len(image_S):,} people have {impostors:,}"
-            )
     score_NN = unit_ND @ unit_ND.T
     # The upper triangle has each pair once.
     is_pair_NN, same_NN = np.triu(np.ones(score_NN.shape, bool), 1), subject_N[:, None] == subject_N
@@ -140,6 +130,27 @@ def calibrate(
             )
         )
     return thresholds
+
+
+def require_enough_people(labels: Sequence[Any] | np.ndarray, fmrs: Sequence[float], data: str) -> None:
+    """Check that images of these people, (N,), can show the threshold of each rate, before they are embedded.
+
+    Raises:
+        DataError: as `calibrate`.
+    """
+    image_S = np.bincount(dense_ids(list(labels)))
+    if len(image_S) < bootstrap.LEAST_SUBJECTS:
+        raise DataError(
+            f"{data}: {count_text(len(image_S), 'person', 'people')}: a threshold for other people needs at least "
+            f"{bootstrap.LEAST_SUBJECTS}; use a larger set"
+        )
+    impostors = int(_pairs_between(image_S[None])[0])
+    for fmr in fmrs:
+        if not can_measure(impostors, fmr):
+            raise DataError(
+                f"{data}: an FMR of {fmr:g} needs {round(1 / fmr):,} impostor pairs; {len(labels):,} images of "
+                f"{len(image_S):,} people have {impostors:,}"
+            )
 
 
 def reachable_fmrs(labels: Sequence[Any] | np.ndarray) -> list[float]:

@@ -221,7 +221,7 @@ def test_stored_thresholds_are_read_and_picked_by_their_rate():
     assert read == unknown[0]
 
 
-def test_a_model_that_gives_embeddings_of_zeros_is_not_calibrated(tmp_path):
+def test_too_few_people_and_embeddings_of_zeros_give_no_threshold(tmp_path):
     model, faces = tmp_path / "m.safetensors", tmp_path / "faces"
     network = write_model(model)
     for number in range(10):
@@ -229,6 +229,8 @@ def test_a_model_that_gives_embeddings_of_zeros_is_not_calibrated(tmp_path):
         (faces / f"{number // 2}" / f"{number}.png").write_bytes(face(number, size=32))
     options = {"fmrs": [0.5], "inference": Inference("cpu")}
     calibrate_model(model, str(faces), tmp_path, **options)
+    with pytest.raises(DataError, match="1e-06 needs 1,000,000 impostor pairs"):
+        calibrate_model(model, str(faces), tmp_path, fmrs=[1e-6], progress=lambda *_: pytest.fail("embedded"))
     before = model.read_bytes()
     for weight in network.state_dict().values():
         weight.zero_()
