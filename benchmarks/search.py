@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import in_new_process, memory_mib, run
-from facetrain.embeddings.embedding_files import Embeddings, open_embeddings, save_embeddings
+from facetrain.embeddings.embedding_files import open_embeddings, save_embeddings
+from facetrain.embeddings.embeddings import Embeddings
 from facetrain.embeddings.gallery_search import search_gallery
 from facetrain.embeddings.image_inputs import LazySequence
 

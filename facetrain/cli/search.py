@@ -18,7 +18,7 @@ from facetrain.text import count_text
 if TYPE_CHECKING:
     import numpy as np
 
-    from facetrain.embeddings.embedding_files import Embeddings
+    from facetrain.embeddings.embeddings import Embeddings
     from facetrain.embeddings.gallery_search import Found
 
 _INPUT = "a file of embeddings that `facetrain embed` wrote (.npz, .parquet), or with --model any images"

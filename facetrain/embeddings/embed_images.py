@@ -22,7 +22,7 @@ from facetrain.data.tools.landmark_finder import YuNet
 from facetrain.distributed import collectives
 from facetrain.distributed.world import World, join
 from facetrain.embeddings.embedder import EncodedImage, ImageEmbedder, Landmarks
-from facetrain.embeddings.embedding_files import Embeddings
+from facetrain.embeddings.embeddings import Embeddings
 from facetrain.embeddings.image_inputs import LazySequence, image_location, input_landmarks, read_input
 from facetrain.embeddings.inference import Inference
 from facetrain.embeddings.model_fingerprint import model_fingerprint

@@ -14,11 +14,16 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.embeddings.embedding_files import Embeddings, Rows, warn_of_unknown_model
 from facetrain.embeddings.embedding_npz import NpzArray
+from facetrain.embeddings.embeddings import (
+    Embeddings,
+    Rows,
+    damage_as_error,
+    require_fitting,
+    warn_of_unknown_model,
+)
 from facetrain.embeddings.model_fingerprint import is_same_model
 from facetrain.embeddings.normalization import l2_normalize
-from facetrain.embeddings.streamed_rows import damage_as_error, require_fitting
 from facetrain.errors import DataError
 from facetrain.files import new_file, open_regular, os_errors_as
 

@@ -1,4 +1,4 @@
-"""Embeddings in `.npz` files, as `np.savez` writes them: an array for each field of `Columns`."""
+"""Embeddings in `.npz` files, as `np.savez` writes them: one array for each column."""
 
 # N images
 
@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from facetrain.embeddings.streamed_rows import Columns, StreamedRows, require_fitting
+from facetrain.embeddings.embeddings import Embeddings, StreamedRows, require_fitting
 from facetrain.errors import DataError
 from facetrain.text import listed
 
@@ -24,18 +24,21 @@ _MOST_HEADER = 1 << 16
 """Bytes of a member that may be its header; NumPy refuses headers of more than 10,000 characters."""
 
 
-def write_npz(file: BinaryIO, content: Columns) -> None:
+def write_npz(file: BinaryIO, content: Embeddings) -> None:
     """Write embeddings as float32; NumPy writes them piece by piece, and needs no second copy."""
-    columns = content._asdict() | {
+    columns: dict[str, Any] = {
         "embedding": np.asarray(content.embedding, np.float32),
-        "name": np.array(content.name),
+        "name": np.array(list(content.name)),
+        "label": content.label,
         "quality": None if content.quality is None else content.quality.astype(np.float32),
+        "model": content.model,
+        "flip": content.flip,
     }
     np.savez(file, **{name: column for name, column in columns.items() if column is not None})
 
 
-def open_npz(path: Path) -> Columns:
-    """Return the columns of a file; the embeddings are read on access.
+def open_npz(path: Path) -> Embeddings:
+    """Return the content of a file; the embeddings are read on access.
 
     Raises:
         DataError: an array is missing, the file grows too much when it is decompressed, or the names are no texts.
@@ -62,7 +65,8 @@ def open_npz(path: Path) -> Columns:
         raise DataError(f"{path}: has a name that is no text") from error
     rows = StreamedRows(embedding.shape, embedding.dtype, embedding.blocks)
     qualities, fingerprint = (array and array.read() for array in (quality, model))
-    return Columns(rows, names, label.read(), qualities, fingerprint, bool(flip.read()) if flip else None)
+    is_sum = bool(flip.read()) if flip else None
+    return Embeddings(rows, names, label.read(), path, qualities, fingerprint, is_sum)
 
 
 class NpzArray(NamedTuple):

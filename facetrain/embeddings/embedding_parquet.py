@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from facetrain.data.formats.arrow_columns import import_pyarrow
-from facetrain.embeddings.streamed_rows import Columns, require_fitting
+from facetrain.embeddings.embeddings import Embeddings, require_fitting
 from facetrain.errors import DataError
 from facetrain.files import parse_json
 from facetrain.text import count_text
@@ -26,14 +26,14 @@ _FLIP = "facetrain.flip"
 """Key of the metadata: whether each embedding is the sum of two, of the image and its mirror image; JSON."""
 
 
-def write_parquet(file: BinaryIO, content: Columns) -> None:
+def write_parquet(file: BinaryIO, content: Embeddings) -> None:
     """Write embeddings as float32."""
     import pyarrow as pa
     import pyarrow.parquet
 
     row_ND = np.ascontiguousarray(content.embedding, np.float32)
     columns: dict[str, Any] = {
-        "name": pa.array(content.name, pa.string()),
+        "name": pa.array(list(content.name), pa.string()),
         "label": pa.array(content.label.astype(np.int64)),
         "embedding": pa.FixedSizeListArray.from_arrays(pa.array(row_ND.ravel()), row_ND.shape[1]),
     }
@@ -46,8 +46,8 @@ def write_parquet(file: BinaryIO, content: Columns) -> None:
     pyarrow.parquet.write_table(pa.table(columns, metadata=metadata), file, row_group_size=1 << 16)
 
 
-def open_parquet(path: Path) -> Columns:
-    """Return the columns of a file.
+def open_parquet(path: Path) -> Embeddings:
+    """Return the content of a file.
 
     Raises:
         DataError: pyarrow is not installed, the file grows too much when it is decoded, or it has no rows.
@@ -73,9 +73,8 @@ def open_parquet(path: Path) -> Columns:
     # A missing quality is NaN.
     quality = table["quality"].to_numpy() if has_quality else None
     rows = _rows(table["embedding"].chunks)
-    return Columns(
-        rows, names, table["label"].to_numpy(), quality, _model(table, rows.shape[1]), _flip(table)
-    )
+    model, flip = _model(table, rows.shape[1]), _flip(table)
+    return Embeddings(rows, names, table["label"].to_numpy(), path, quality, model, flip)
 
 
 def _model(table: Any, size: int) -> np.ndarray | None:

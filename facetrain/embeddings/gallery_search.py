@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from facetrain.embeddings.embedding_files import Embeddings, warn_of_unknown_model
+from facetrain.embeddings.embeddings import Embeddings, warn_of_unknown_model
 from facetrain.embeddings.model_fingerprint import is_same_model
 from facetrain.errors import DataError
 from facetrain.progress import ProgressCallback, ignore_progress

@@ -13,8 +13,8 @@ import numpy as np
 from facetrain.data.images.copies import different_images
 from facetrain.distinct import distinct
 from facetrain.embeddings.embed_images import embed_input
-from facetrain.embeddings.embedding_files import Embeddings
 from facetrain.embeddings.embedding_map import EmbeddingMap, fit_map
+from facetrain.embeddings.embeddings import Embeddings
 from facetrain.embeddings.image_inputs import read_input
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import DataError

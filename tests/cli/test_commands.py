@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from facetrain.cli.app import app
-from facetrain.embeddings.embedding_files import Embeddings, save_embeddings
+from facetrain.embeddings.embedding_files import save_embeddings
 from facetrain.embeddings.embedding_map import EmbeddingMap, save_map
+from facetrain.embeddings.embeddings import Embeddings
 from tests.support.command import facetrain, output_of, refusal
 from tests.support.datasets import encoded_image, write_records
 

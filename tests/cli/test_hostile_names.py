@@ -10,7 +10,8 @@ import pytest
 from facetrain.cli.app import app
 from facetrain.cli.bench import print_report
 from facetrain.cli.progress_bar import progress_bar
-from facetrain.embeddings.embedding_files import Embeddings, save_embeddings
+from facetrain.embeddings.embedding_files import save_embeddings
+from facetrain.embeddings.embeddings import Embeddings
 from facetrain.errors import FacetrainError
 from tests.support.datasets import encoded_image
 from tests.support.models import write_model

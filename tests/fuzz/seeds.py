@@ -21,7 +21,8 @@ from facetrain.data.formats.recordio import MAGIC, RecordHeader, RecordWriter
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.clean_report import FORMAT as REPORT_FORMAT
 from facetrain.data.tools.clean_report import fingerprint
-from facetrain.embeddings.embedding_files import Embeddings, save_embeddings
+from facetrain.embeddings.embedding_files import save_embeddings
+from facetrain.embeddings.embeddings import Embeddings
 from facetrain.models.model_file import THRESHOLDS_KEY
 from tests.fuzz.framing import SEPARATOR, members_of, zip_of
 from tests.fuzz.target import FOLDER

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import facetrain
-from facetrain.embeddings.embedding_files import Embeddings
 from facetrain.embeddings.embedding_map import fit_map, open_map, save_map
+from facetrain.embeddings.embeddings import Embeddings
 from facetrain.embeddings.gallery_search import search_gallery
 from facetrain.embeddings.normalization import l2_normalize
 from facetrain.errors import DataError

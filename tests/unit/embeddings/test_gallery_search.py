@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from facetrain.cli.search import _name_results
-from facetrain.embeddings import embedding_files, gallery_search
+from facetrain.embeddings import embeddings, gallery_search
 from facetrain.embeddings.embed_images import embed_input
-from facetrain.embeddings.embedding_files import Embeddings
+from facetrain.embeddings.embeddings import Embeddings
 from facetrain.embeddings.gallery_search import search_gallery
 from facetrain.embeddings.inference import Inference
 from facetrain.embeddings.normalization import l2_normalize
@@ -63,7 +63,7 @@ def hard_gallery(dtype=np.float32):
     ],
 )
 def test_results_are_those_of_a_full_sort_for_blocks_of_any_size(monkeypatch, entries_per_block, dtype):
-    monkeypatch.setattr(embedding_files, "BLOCK_BYTES", entries_per_block * 4 * SIZE)
+    monkeypatch.setattr(embeddings, "BLOCK_BYTES", entries_per_block * 4 * SIZE)
     monkeypatch.setattr(gallery_search, "_PROBES_AT_ONCE", 4)
     monkeypatch.setattr(gallery_search, "_PROBES_PER_PASS", 6)
     probe, gallery = hard_gallery(dtype)
@@ -75,7 +75,7 @@ def test_results_are_those_of_a_full_sort_for_blocks_of_any_size(monkeypatch, en
 
 @pytest.mark.parametrize("row", [np.arange(4), np.arange(0, 700, 3), np.array([3, 120, 699])])
 def test_a_part_of_a_gallery_is_searched_as_if_the_other_entries_were_not_there(monkeypatch, row):
-    monkeypatch.setattr(embedding_files, "BLOCK_BYTES", 50 * 4 * SIZE)
+    monkeypatch.setattr(embeddings, "BLOCK_BYTES", 50 * 4 * SIZE)
     probe, gallery = hard_gallery()
     found = search_gallery(stored(probe), stored(gallery), 9, among=np.isin(np.arange(700), row))
     # With fewer entries than results, all are listed.
@@ -86,7 +86,7 @@ def test_a_part_of_a_gallery_is_searched_as_if_the_other_entries_were_not_there(
 
 @pytest.mark.parametrize("copies", [9, 40, 300])
 def test_copies_of_a_face_are_found_in_the_order_of_their_rows(monkeypatch, copies):
-    monkeypatch.setattr(embedding_files, "BLOCK_BYTES", 700 * 4 * SIZE)
+    monkeypatch.setattr(embeddings, "BLOCK_BYTES", 700 * 4 * SIZE)
     monkeypatch.setattr(gallery_search, "_PROBES_AT_ONCE", 2)
     random = np.random.default_rng(0)
     gallery = random.normal(size=(1000, SIZE)).astype(np.float32)
@@ -101,7 +101,7 @@ def test_copies_of_a_face_are_found_in_the_order_of_their_rows(monkeypatch, copi
 
 
 def test_embeddings_of_zeros_find_nothing_and_are_never_found(monkeypatch, caplog):
-    monkeypatch.setattr(embedding_files, "BLOCK_BYTES", 2 * 4 * SIZE)
+    monkeypatch.setattr(embeddings, "BLOCK_BYTES", 2 * 4 * SIZE)
     monkeypatch.setattr(gallery_search, "_PROBES_PER_PASS", 2)
     gallery = np.random.default_rng(0).normal(size=(5, SIZE)).astype(np.float32)
     probe = gallery.copy()

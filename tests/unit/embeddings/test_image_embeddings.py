@@ -15,7 +15,7 @@ from facetrain.data.formats.bin import write_bin
 from facetrain.data.images.decode import encode_png
 from facetrain.embeddings import embed_images as image_embeddings
 from facetrain.embeddings.embedder import ImageEmbedder
-from facetrain.embeddings.embedding_files import Embeddings
+from facetrain.embeddings.embeddings import Embeddings
 from facetrain.embeddings.image_inputs import read_input
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import DataError, ImageError, ModelError, RunError

@@ -6,8 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from facetrain.embeddings import embedding_files, embedding_npz
-from facetrain.embeddings.embedding_files import Embeddings, open_embeddings, save_embeddings
+from facetrain.embeddings import embedding_npz, embeddings
+from facetrain.embeddings.embedding_files import open_embeddings, save_embeddings
+from facetrain.embeddings.embeddings import Embeddings
 from facetrain.errors import DataError
 from tests.support import bombs
 from tests.support.embeddings import load_rows
@@ -185,7 +186,7 @@ def test_a_changed_byte_of_an_embedding_is_found_in_the_first_pass_over_the_rows
     data = bytearray(path.read_bytes())
     data[data.index(known.embedding[2000].tobytes())] ^= 1
     path.write_bytes(data)
-    monkeypatch.setattr(embedding_files, "BLOCK_BYTES", 4 * 8 * 700)
+    monkeypatch.setattr(embeddings, "BLOCK_BYTES", 4 * 8 * 700)
     with pytest.raises(DataError, match=r"e\.npz: damaged.*Bad CRC-32 for file 'embedding\.npy'"):
         list(open_embeddings(path).blocks())
     with pytest.raises(DataError, match="CRC"):
