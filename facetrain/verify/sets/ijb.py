@@ -36,6 +36,7 @@ from facetrain.text import count_text
 from facetrain.verify.sets.csv_columns import plain_number
 
 _LABELED_PAIR = re.compile(r"\s*-?[0-9]+\s+-?[0-9]+\s+[01]\s*")
+_TEMPLATE = re.compile(r"\s*-?[0-9]+\s*,\s*-?[0-9]+\s*(,|$)")
 _LIMIT = 1 << 63
 """Numbers of a list are smaller: the ids fit into int64, and the other numbers into float32."""
 
@@ -198,11 +199,15 @@ def _read_one_to_many(
 
 def _read_template_subjects(path: Path, template: np.ndarray) -> TemplateSubjects:
     try:
-        rows = list(csv_rows(_text(path).splitlines()))[1:]  # the first one names the columns
+        rows = list(csv_rows(_text(path).splitlines()))
     except csv.Error as error:
         raise PairsError(f"{path}, {error}") from None
+    if rows and _TEMPLATE.match(",".join(rows[0][1])):
+        raise PairsError(
+            f"{path}, line {rows[0][0]}: is a template, but must name the columns; add a line TEMPLATE_ID,SUBJECT_ID"
+        )
     subject_of: dict[int, int] = {}
-    for line, row in rows:
+    for line, row in rows[1:]:
         try:
             # Through int64: a larger number raises an error here and not later.
             numbers = np.array([plain_number(field, int) for field in row[:2]], np.int64)

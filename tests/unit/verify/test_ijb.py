@@ -179,6 +179,7 @@ def with_word(line, word, new):
         ("1N_gallery_G1", lambda t: t.replace("7000,", '7000,"', 1), "G1.csv, line 2: unexpected end of data; close"),
         ("1N_gallery_G1", lambda t: t + "9999,7001,a.png\n", "G1.csv: 1 template has no image, .* template 9999"),
         ("1N_gallery_G1", lambda t: t + "100,7001,a.png\n", "one subject for each template .*100 .*7000 before"),
+        ("1N_gallery_G1", lambda t: t.split("\n", 1)[1], "G1.csv, line 1: is a template, .* TEMPLATE_ID"),
         ("1N_probe_mixed", None, None),
         ("template_pair_label", None, "no such file"),
     ],
