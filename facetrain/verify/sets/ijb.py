@@ -105,7 +105,8 @@ def open_ijb(folder: Path, name: str) -> IjbSet | None:
         PairsError: a list is missing or damaged; the message names the file and, if possible, the line.
     """
     meta = folder / "meta"
-    faces = next(iter(sorted(meta.glob("*_face_tid_mid.txt"))), None)
+    # Not ._NAME, which macOS writes beside a file.
+    faces = next(iter(sorted(meta.glob("[!.]*_face_tid_mid.txt"))), None)
     if faces is None:
         return None
     prefix = faces.name.removesuffix("_face_tid_mid.txt")

@@ -198,6 +198,12 @@ def test_a_damaged_list_is_reported_with_its_line(tmp_path, file, damage, messag
         open_set("ijbc", tmp_path)
 
 
+def test_a_hidden_file_of_macos_is_no_list(tmp_path):
+    hidden = write_ijb(tmp_path / "ijbc") / "meta" / "._ijbc_face_tid_mid.txt"
+    hidden.write_bytes(b"\xff\x00")
+    assert open_set("ijbc", tmp_path).names[0] == "1.png"
+
+
 def test_a_pair_list_that_another_user_may_read_alone_is_refused_with_its_path(tmp_path, monkeypatch):
     path = tmp_path / "pairs.txt"
     path.write_text("1 2 1\n")
