@@ -207,8 +207,8 @@ TARGETS = {
         PairsError, ["ann_bob/pairs.txt"], lambda path: read_pairs(path, path.parent), seeds.pair_lists
     ),
     "ijb": Target(
-        PairsError, [f"ijb/meta/ijbc_{name}" for name in _IJB_LISTS], lambda path: open_ijb(path, "ijbc"),
-        lambda: [seeds.IJB], opened="ijb",
+        PairsError, [*(f"ijb/meta/ijbc_{name}" for name in _IJB_LISTS), "ijb/loose_crop/1.jpg", "ijb/loose_crop/2.jpg"],
+        lambda path: open_ijb(path, "ijbc"), lambda: [seeds.IJB], opened="ijb",
     ),
     "dataset_card": Target(
         DataError, [f"carded/{CARD_FILE}"], lambda path: read_cards(path.parent), lambda: seeds.CARDS

@@ -16,6 +16,7 @@ The protocols are from Whitelam et al., "IARPA Janus Benchmark-B face dataset", 
 from __future__ import annotations
 
 import csv
+import os
 import re
 import warnings
 from collections.abc import Sequence
@@ -32,7 +33,7 @@ from facetrain.errors import PairsError
 from facetrain.face_landmarks import TEMPLATE_SIZE, normalize_landmarks
 from facetrain.files import error_reason
 from facetrain.strict_csv import csv_rows
-from facetrain.text import count_text
+from facetrain.text import count_text, listed
 from facetrain.verify.sets.csv_columns import plain_number
 
 _LABELED_PAIR = re.compile(r"\s*-?[0-9]+\s+-?[0-9]+\s+[01]\s*")
@@ -123,6 +124,7 @@ def open_ijb(folder: Path, name: str) -> IjbSet | None:
     template = template_medium[:, 0]
     _check_known(template, pairs[:, :2], meta / f"{prefix}_template_pair_label.txt")
     galleries, probes = _read_one_to_many(meta, prefix, template)
+    _require_images(folder / "loose_crop", names)
     return IjbSet(
         name=name,
         images=folder / "loose_crop",
@@ -237,6 +239,20 @@ def _check_known(template: np.ndarray, listed: np.ndarray, path: Path) -> None:
         raise PairsError(
             f"{path}: {count_text(len(unknown), 'template has', 'templates have')} no image, among them template "
             f"{unknown[0]}"
+        )
+
+
+def _require_images(folder: Path, names: Sequence[str]) -> None:
+    """Check that the folder of the images is complete: embedding them takes hours."""
+    try:
+        present = set(os.listdir(folder))
+    except OSError as error:
+        raise PairsError(f"{folder}: {error_reason(error)}; unpack the images of the set there") from error
+    missing = [name for name in names if name not in present and not os.path.isfile(folder / name)]
+    if missing:
+        raise PairsError(
+            f"{folder}: {count_text(len(missing), 'image is', 'images are')} missing: {listed(missing)}; unpack "
+            "the images of the set again"
         )
 
 

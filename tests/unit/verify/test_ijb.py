@@ -198,6 +198,18 @@ def test_a_damaged_list_is_reported_with_its_line(tmp_path, file, damage, messag
         open_set("ijbc", tmp_path)
 
 
+@pytest.mark.parametrize("missing", [["2.png", "3.png"], None])
+def test_missing_images_are_reported_before_any_is_embedded(tmp_path, missing):
+    images = write_ijb(tmp_path / "ijbc") / "loose_crop"
+    for name in missing or []:
+        (images / name).unlink()
+    if missing is None:
+        images.rename(tmp_path / "elsewhere")
+    message = "2 images are missing: 2.png, 3.png;" if missing else "No such file.*unpack the images"
+    with pytest.raises(PairsError, match=f"loose_crop: {message}"):
+        open_set("ijbc", tmp_path)
+
+
 def test_a_hidden_file_of_macos_is_no_list(tmp_path):
     hidden = write_ijb(tmp_path / "ijbc") / "meta" / "._ijbc_face_tid_mid.txt"
     hidden.write_bytes(b"\xff\x00")
