@@ -13,7 +13,11 @@ from types import FrameType
 import torch
 from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.elastic.rendezvous import RendezvousError, rendezvous_handler_registry
+from torch.distributed.elastic.rendezvous import (
+    RendezvousError,
+    RendezvousTimeoutError,
+    rendezvous_handler_registry,
+)
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.numa.binding import AffinityMode, NumaOptions
 
@@ -120,12 +124,14 @@ def _explain_rendezvous_failure(error: Exception, endpoint: str, log_dir: Path) 
     """Return why the hosts did not find each other: at the first start, or at a restart after ranks had run."""
     at = f" at {endpoint}" if endpoint else ""
     # torch's RendezvousError itself only refers to its cause.
-    reason = error_reason(error.__cause__ or error).rstrip(".")
+    cause = error.__cause__ or error
+    reason = error_reason(cause).rstrip(".")
     last = _last_start(log_dir)
     if last is None:
-        return (
-            f"the rendezvous{at} failed: {reason}; check that the port is free and reachable from every host"
-        )
+        advice = "check that the port is free and reachable from every host"
+        if isinstance(cause, RendezvousTimeoutError):
+            advice = "start the command on the others within this time"
+        return f"the rendezvous{at} failed: {reason}; {advice}"
     reasons = [read_reason(path) for path in last.glob("*/error.json")]
     before = next(filter(None, reasons), "the reason is printed above, or on another host")
     return f"the ranks of this host ended: {before}; the rendezvous{at} for a restart failed ({reason})"

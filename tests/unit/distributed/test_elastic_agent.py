@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 from torch.numa.binding import AffinityMode
 
 from facetrain.distributed.elastic_agent import (
@@ -32,6 +33,13 @@ def test_a_failed_rendezvous_for_a_restart_is_reported_with_the_reason_of_the_re
     (tmp_path / "run_x" / "attempt_0" / "0" / "error.json").write_text('{"message": "rank 1 was stuck"}')
     message = _explain_rendezvous_failure(lost, "host:1", tmp_path)
     assert message.startswith("the ranks of this host ended: rank 1 was stuck; the rendezvous at host:1")
+
+
+def test_a_host_that_waited_in_vain_advises_to_start_the_others(tmp_path):
+    lost = RuntimeError("See inner exception.")
+    lost.__cause__ = RendezvousTimeoutError("too few hosts have joined within 600 s")
+    message = _explain_rendezvous_failure(lost, "host:1", tmp_path)
+    assert message.endswith("within 600 s; start the command on the others within this time")
 
 
 def failed_ranks(folder, **codes_and_reasons):
