@@ -50,7 +50,10 @@ def check_readable(name: str, sample: ImageSample, image_size: int, *, skip_bad:
         return failed(check, message, advice if skip_bad else f"{advice}, or set data.bad_records: skip")
     sizes = ", ".join(f"{width} × {height}" for (width, height), _ in sample.sizes.most_common(3))
     message = f"{len(sample)} images were decoded: {sizes} pixels"
-    advice = f"training resizes every image to {image_size} pixels: pack the dataset aligned and in that size"
+    advice = (
+        f"training resizes every image to {image_size} pixels: pack the dataset aligned and in that size "
+        f"(facetrain data pack --image-size {image_size})"
+    )
     return warned_if(sample.sizes.keys() != {(image_size, image_size)}, check, message, advice)
 
 

@@ -91,6 +91,9 @@ def pack(
         print_written([packed], as_json=True, **detections(finder))
         return
     print_written([packed])
+    if packed.resized:
+        side = f"{image_size} × {image_size}"
+        echo_line(f"  {packed.resized:,} of them were resized to {side} pixels (--image-size)")
     print_detections(finder)
     if packed.identities == 1:
         warn(

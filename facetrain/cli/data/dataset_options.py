@@ -51,12 +51,14 @@ Output = Annotated[
     typer.Option(callback=_warn_of_unfinished, help="Folder to write the dataset to; it must not exist."),
 ]
 # At most the largest square image that facetrain decodes.
-IMAGE_SIZE = typer.Option(min=16, max=math.isqrt(MAX_PIXELS), help="Width and height of images, in pixels.")
-SEED = typer.Option(min=0, help="Seed of the random selection or order.")
+IMAGE_SIZE = typer.Option(
+    min=16, max=math.isqrt(MAX_PIXELS), help="Width and height of the written images, in pixels."
+)
+SEED = typer.Option(min=0, help="Seed of the random numbers.")
 Seed = Annotated[int, SEED]
 Workers = Annotated[
     int | None,
-    typer.Option(min=1, help="Threads that read and write images; the default is one per usable core."),
+    typer.Option(min=1, help="Threads or processes; the default is one per usable core."),
 ]
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -93,7 +94,8 @@ def pack(
     selection = Selection(
         source, [source_path], numbers, source.labels[numbers], read, landmarks_N52, skipped
     )
-    return write_dataset(selection, output, workers=workers, progress=progress)
+    written = write_dataset(selection, output, workers=workers, progress=progress)
+    return replace(written, resized=int(prepared.is_resized_N.sum()))
 
 
 def _require_files(source: ListDataset, path: Path) -> None:
@@ -119,6 +121,8 @@ class _PreparedImages:
         self._aligned = AlignedImages(find, source.num_images, size, known_N52) if find else None
         self.landmarks_N52 = self._aligned.landmarks_N52 if self._aligned else image_landmarks(source)
         """Landmarks of the images that have been encoded, as fractions of their sides; None: they have none."""
+        self.is_resized_N = np.zeros(source.num_images, bool)
+        """The images that have been encoded in another size, without alignment."""
 
     def without_faults(
         self, workers: int | None, progress: ProgressCallback
@@ -145,7 +149,8 @@ class _PreparedImages:
             image = decode_rgb(data, location=location)
         except UnreadableError as error:
             raise ImageError(f"{error}; leave out such images with --skip-bad") from error
-        if image.shape[:2] == (self._size, self._size) and is_upright_jpeg(data):
+        self.is_resized_N[number] = image.shape[:2] != (self._size, self._size)
+        if not self.is_resized_N[number] and is_upright_jpeg(data):
             return data
         return encode_jpeg(resize_square(image, self._size), QUALITY)
 

@@ -83,6 +83,8 @@ class WrittenDataset:
     """Whether a reader numbers the identities in another order, which is that of their folders."""
     without_landmarks: list[str] = field(default_factory=list)
     """Inputs without landmarks; the output then has none."""
+    resized: int = 0
+    """Images whose size was changed without an alignment."""
     mixture_settings: list[str] = field(default_factory=list)
     """Keys of a mixture that say how its datasets are trained on, and that the output cannot have."""
 

@@ -17,7 +17,7 @@ from tests.support.exif import turned_jpeg
 
 def test_packed_images_keep_their_bytes_order_and_identities(dataset, tmp_path):
     packed = pack(dataset, tmp_path / "out")
-    assert (packed.identities, packed.images, packed.skipped) == (3, 6, [])
+    assert (packed.identities, packed.images, packed.skipped, packed.resized) == (3, 6, [], 0)
     before, after = open_dataset(dataset), open_dataset(tmp_path / "out")
     assert after.labels.tolist() == before.labels.tolist() == [0, 0, 0, 1, 2, 2]
     assert [after.read(n) for n in range(6)] == [before.read(n) for n in range(6)]
@@ -47,7 +47,7 @@ def test_every_format_is_packed_and_images_are_turned_upright(tmp_path):
         (tmp_path / "photos" / "ann" / f"a{suffix}").write_bytes(cv2.imencode(suffix.lower(), gray)[1])
     (tmp_path / "photos" / "ann" / "turned.jpg").write_bytes(turned_jpeg(np.rot90(image).copy(), 6))
     packed = pack(tmp_path / "photos", tmp_path / "out", image_size=90)
-    assert (packed.images, packed.skipped) == (len(suffixes) + 1, [])
+    assert (packed.images, packed.skipped, packed.resized) == (len(suffixes) + 1, [], len(suffixes) + 1)
     source, expected = open_dataset(tmp_path / "out"), resize_square(image, 90)
     for number in range(source.num_images):
         found = decode_rgb(source.read(number), location="x")
