@@ -16,8 +16,8 @@ class CheckpointSettings(Settings):
     keep: Positive = 3
     """Number of newest checkpoints that are kept."""
     best_metric: str | None = None
-    """Metric whose checkpoint with the largest value is kept too: SET/accuracy, SET/auc or SET/tar@…. null: only the
-    newest checkpoints."""
+    """Metric: the checkpoint with its largest value is kept too. SET/accuracy, SET/accuracy_no_flip, SET/auc or
+    SET/tar@…. null: only the newest checkpoints."""
     asynchronous: bool = Field(default=True, alias="async")
     """Write checkpoints in the background while the run trains, from a copy in the host's memory. Where it has no room
     for the copies of its ranks, checkpoints are written as with false: training waits for them."""

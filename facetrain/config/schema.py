@@ -29,7 +29,7 @@ class RunSettings(Settings):
     """Name and place of the run."""
 
     name: Annotated[str, Field(pattern=NAME_PATTERN)] = "run"
-    """Name of the run. The run folder is `dir`/`name`; if it holds a run, a new one gets `name`-2, and so on."""
+    """Name of the run. The run folder is `dir`/`name`; if that exists, a new run gets `name`-2, and so on."""
     dir: PathText = "runs"
     """Folder that holds the run folders."""
 

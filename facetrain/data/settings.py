@@ -29,7 +29,7 @@ SET_SUFFIXES = (".bin", ".xz")
 
 
 class OwnAugmentation(OwnPart):
-    """Augmentations of your own, after the others.
+    """List of augmentations of your own, after the others.
 
     Each is a function f(image, key, **options) of the images that it is drawn for, float32 (S, 3, H, W) from -1 to 1,
     and a random number of each, int64 (S,), which is the same on any number of ranks. It returns images of the same

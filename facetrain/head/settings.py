@@ -97,15 +97,15 @@ class HeadSettings(Settings):
     expectations: Expectations = "off"
     """Second anchor of each class in the loss: the expectation of its embeddings (progressive cluster optimization of
     LVFace). moving: it follows the embeddings. fixed: it stays as an earlier stage (`train.stages`) has left it, or is
-    the center of the class in the model of `init_from`, whose expectations are not taken over. off: only the center;
-    memory and time of the head nearly double otherwise."""
+    the center of the class in the model of `init_from`, whose expectations are not taken over. off: only the
+    center. The other two nearly double memory and time of the head."""
     expectation_margin: Annotated[float, Field(ge=0)] = 0.4
     """Margin subtracted from the cosine to the expectation of the target class; with `expectations`."""
     weight_dtype: Literal["float32", "bfloat16"] = "float32"
     """Data type in which centers are stored."""
     momentum_dtype: Literal["float32", "bfloat16", "int8"] = "float32"
-    """Data type in which the momentum of the centers is stored. int8: in blocks of 128 values with one scale each;
-    only for sgd."""
+    """Data type in which the momentum of the centers, with adamw both moments, is stored. int8: in blocks of 128
+    values with one scale each; only for sgd."""
     placement: Literal["device", "host", "disk"] = "device"
     """Memory that holds centers and momentum: of the GPU (device), of the host, or a file on disk. With host and
     disk, only the sampled rows are copied to the GPU."""
@@ -113,9 +113,9 @@ class HeadSettings(Settings):
     """Number of classes whose logits are in memory at the same time. auto: chosen by the size of the batch."""
     recompute: Switch = "auto"
     """Compute the logits again in the backward pass. off: keep their exponentials from the forward pass, which saves a
-    quarter of the head's products and needs 2 (bf16) or 4 bytes per image of the global batch and class of the sample.
-    auto: off if that is at most a quarter of the memory of float32 centers and momentum with placement device, or 256
-    MiB. Ignored with curricularface, and with scales above 64."""
+    quarter of the head's products and needs 2 (products in bfloat16) or 4 bytes per image of the global batch and
+    class of the sample. auto: off if that is at most a quarter of the memory of float32 centers and momentum with
+    placement device, or 256 MiB. Ignored with curricularface, and with scales above 64."""
 
     @property
     def classes_per_block(self) -> int:

@@ -38,7 +38,8 @@ class OptimSettings(Settings):
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
     """Decay rates of the first and the second moment; only for adamw."""
     weight_decay: Annotated[float, Field(ge=0)] = 5e-4
-    """Weight decay of the parameters of the backbone that this optimizer updates, and of the centers in a step."""
+    """Weight decay of the parameters of the backbone that this optimizer updates, and of the class centers that take
+    part in a step."""
     decay_norms: bool = True
     """Apply the weight decay to norms and biases, too, as arcface_torch does; AdaFace, CVLface and TFace do not."""
     muon: MuonSettings | None = None

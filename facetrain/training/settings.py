@@ -93,9 +93,10 @@ class TrainSettings(Settings):
     stop_early: StopEarlySettings | None = None
     """null: the run ends at its last step."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Number format of the backbone. Its last layer and the loss are always computed in float32; in bf16, the products
-    with the class centers are not. auto: bf16 where the GPU or the CPU has products of it; otherwise fp16 on a GPU,
-    and fp32 on a CPU. A run keeps the format with which it began."""
+    """Number format of the backbone. Its last layer and the loss are always computed in float32; the products with the
+    class centers are in bfloat16 with bf16, and with fp16 where the GPU has products of it. auto: bf16
+    where the GPU or the CPU has products of it; otherwise fp16 on a GPU, and fp32 on a CPU. A run keeps the format
+    with which it began."""
     compile: Compilation = "off"
     """Compile the blocks of the backbone with torch.compile. The compiled code is cached for later runs.
     reduce-overhead: also replay it from CUDA graphs, for small batches, where the GPU waits for the host."""
