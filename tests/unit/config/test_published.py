@@ -53,6 +53,12 @@ def test_the_recipes_quote_the_results_that_the_configs_do():
     assert len(listed) > 10 and listed == {name: quoted[name] for name in listed}
 
 
+def test_the_cards_of_the_datasets_list_the_presets_that_train_on_them():
+    cards = "".join(path.read_text() for path in (ROOT / "datasets").glob("*.md"))
+    names = {path.stem for path in CONFIGS if not path.stem.startswith("wf42m_")}
+    assert {name for name in names if f"`{name}`" not in cards} == {"quickstart"} and "`wf42m_…`" in cards
+
+
 PEER = """
 from easydict import EasyDict as edict
 
