@@ -73,8 +73,8 @@ class PublishedCurve:
 def published_curve_of(folder: Path, total_steps: int | None) -> PublishedCurve | None:
     """Return the published training with the recipe of a run folder, or None.
 
-    The recipe is the size of the dataset, the network, the margin, the sample rate, the epochs and the warm-up. Stages
-    and `train.max_steps` change the learning rate over the run: a run that has them is not compared.
+    The recipe is the size of the dataset, the network, the margin, the sample rate, the optimizer, the epochs and the
+    warm-up. Stages and `train.max_steps` change the learning rate over the run: a run that has them is not compared.
 
     Args:
         folder: run folder, whose config.yaml and environment.json are read; without the latter, the numbers of the
