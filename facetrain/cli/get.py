@@ -47,7 +47,7 @@ def get(
     entry = catalog().get(name)
     if entry is None and not is_remote(name):
         raise UsageError(
-            f"{name}: not in the catalog; `facetrain get` lists it, or give an address such as hf://org/repo"
+            f"{name}: not in the catalog, which `facetrain get` lists; give a name of it, or an address such as hf://org/repo"
         )
     require_absent(output)
     path, address = download(name)

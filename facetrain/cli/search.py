@@ -68,9 +68,9 @@ def search(
     """Find the most similar faces of a gallery for each probe.
 
     A .npz file is read in blocks: a gallery may be larger than the memory. With --min-quality,
-    probes and entries of lower quality are left out, and warnings say how many; with --map or
-    --other-model only probes, because each model has its own scale of quality, and so have
-    embeddings without mirror images.
+    probes and entries of lower quality are left out, and warnings say how many. Entries are kept
+    where their scale of quality is another one: with --map or --other-model, and if only one of the
+    two files was made with mirror images.
     """
     from facetrain.cli.progress_bar import progress_bar
 
