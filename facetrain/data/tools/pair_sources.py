@@ -128,23 +128,34 @@ def find_group_bins(folder: Path) -> dict[str, Path]:
 def group_bin_pairs(folder: Path) -> PairsToWrite:
     """Return the pairs of RFW's four sets as one, fold by fold, with the groups of the images.
 
-    The sets do not name people: evaluation infers the subjects from the genuine pairs and the repeated images.
+    The tables of subjects and the landmarks beside the sets are kept if all four have them. Without subjects,
+    evaluation infers them from the genuine pairs and the repeated images.
 
     Raises:
-        PairsError: a set cannot be read.
+        PairsError: a set or a table cannot be read.
+        DataError: the landmarks cannot be read.
     """
-    paths = find_group_bins(folder)
-    sets = {group: read_bin(path) for group, path in paths.items()}
+    sets = {group: bin_pairs(path) for group, path in find_group_bins(folder).items()}
     order = interleave_folds(
-        [[(group, pair) for pair in range(len(same))] for group, (_, same) in sets.items()]
+        [[(group, pair) for pair in range(len(each.same))] for group, each in sets.items()]
     )
+    places = [(group, 2 * pair + side) for group, pair in order for side in range(2)]
 
     def read(number: int) -> bytes:
-        group, pair = order[number // 2]
-        image = 2 * pair + number % 2
-        return require_readable(sets[group][0][image], f"{paths[group]}, image {image}")
+        group, image = places[number]
+        return sets[group].read(image)
 
-    groups = [group for group, _ in order for _ in range(2)]
+    subjects = {group: each.subjects for group, each in sets.items() if each.subjects is not None}
+    landmarks = {group: each.landmarks_N52 for group, each in sets.items() if each.landmarks_N52 is not None}
     return PairsToWrite(
-        [bool(sets[group][1][pair]) for group, pair in order], read, groups="\n".join(["group", *groups, ""])
+        [bool(sets[group].same[pair]) for group, pair in order],
+        read,
+        # A table numbers the people of its group; a few people of RFW are in two.
+        subjects=[f"{group} {subjects[group][at]}" for group, at in places]
+        if len(subjects) == len(sets)
+        else None,
+        groups="\n".join(["group", *(group for group, _ in places), ""]),
+        landmarks_N52=np.stack([landmarks[group][at] for group, at in places])
+        if len(landmarks) == len(sets)
+        else None,
     )

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from facetrain.data.formats.bin import read_bin, write_bin
+from facetrain.data.formats.bin_tables import subjects_path, write_subjects
+from facetrain.data.formats.landmark_file import landmarks_path, write_landmarks
 from facetrain.data.images.header import read_header
 from facetrain.data.tools.landmark_finder import YuNet, read_landmark_table
 from facetrain.data.tools.pair_sources import find_group_bins, group_bin_pairs, is_pair_list
@@ -283,15 +285,21 @@ def test_a_part_of_a_published_list_keeps_its_order_as_in_evaluation(flat, tmp_p
     assert read_bin(tmp_path / "a.bin")[1].tolist() == ([True] * 20 + [False] * 20) * 2
 
 
-def test_the_bins_of_the_groups_of_rfw_become_one_set(tmp_path):
-    groups = ("African", "Asian", "Caucasian", "Indian")
-    for number, group in enumerate(groups):
+RFW_GROUPS = ("African", "Asian", "Caucasian", "Indian")
+
+
+def write_rfw(folder):
+    for number, group in enumerate(RFW_GROUPS):
         images = [encoded_image(100 * number + image) for image in range(40)]
-        write_bin(tmp_path / f"{group}_test.bin", images, [True, False] * 10)
+        write_bin(folder / f"{group}_test.bin", images, [True, False] * 10)
+
+
+def test_the_bins_of_the_groups_of_rfw_become_one_set(tmp_path):
+    write_rfw(tmp_path)
     assert write_pairs(group_bin_pairs(tmp_path), tmp_path / "rfw.bin") == (80, 40)
     loaded = load_pair_set("rfw", tmp_path)
     group_P = read_slice_table(loaded.groups, loaded.same).columns["group"]
-    assert group_P.tolist() == [group for _ in range(10) for group in groups for _ in range(2)]
+    assert group_P.tolist() == [group for _ in range(10) for group in RFW_GROUPS for _ in range(2)]
     assert loaded.same.tolist() == [True, False] * 40
     first_fold = [100 * number + image for number in range(4) for image in range(4)]
     assert loaded.images[:16] == [encoded_image(image) for image in first_fold]
@@ -300,3 +308,21 @@ def test_the_bins_of_the_groups_of_rfw_become_one_set(tmp_path):
     assert load_pair_set("rfw", tmp_path).groups is None
     (tmp_path / "Asian_test.bin").unlink()
     assert not find_group_bins(tmp_path)
+
+
+def test_the_set_of_rfw_has_the_subjects_and_landmarks_that_all_groups_have(tmp_path):
+    write_rfw(tmp_path)
+    landmarks_N52 = np.random.default_rng(0).uniform(size=(40, 5, 2)).astype(np.float32)
+    people = [str(pair) if pair % 2 == 0 else f"{pair} {side}" for pair in range(20) for side in range(2)]
+    for group in RFW_GROUPS:
+        write_subjects(tmp_path / f"{group}_test.bin", people)
+        write_landmarks(landmarks_path(tmp_path / f"{group}_test.bin"), landmarks_N52)
+    write_pairs(group_bin_pairs(tmp_path), tmp_path / "rfw.bin")
+    loaded = load_pair_set("rfw", tmp_path)
+    assert len(set(loaded.subject.tolist())) == 4 * len(set(people))
+    np.testing.assert_array_equal(loaded.landmarks[:8], np.tile(landmarks_N52[:4], (2, 1, 1)))
+    for beside in (subjects_path, landmarks_path):
+        beside(tmp_path / "Asian_test.bin").unlink()
+    write_pairs(group_bin_pairs(tmp_path), tmp_path / "rfw.bin")
+    loaded = load_pair_set("rfw", tmp_path)
+    assert loaded.subject is None and loaded.landmarks is None
