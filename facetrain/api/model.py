@@ -5,9 +5,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -22,12 +22,7 @@ from facetrain.distributed.world import World, own_gpu, pick_device, require_dev
 from facetrain.embeddings.embed_images import embed_images, open_embedder
 from facetrain.embeddings.embedder import EncodedImage, ImageEmbedder
 from facetrain.embeddings.embedding_map import EmbeddingMap, open_map
-from facetrain.embeddings.image_inputs import (
-    LazySequence,
-    dataset_images,
-    input_landmarks,
-    read_input,
-)
+from facetrain.embeddings.image_inputs import LazySequence, dataset_images, read_input
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import DataError, ImageError, UsageError
 from facetrain.models.embedding_model import EmbeddingModel, open_model
@@ -170,7 +165,7 @@ class Model:
         _require_at_least(1, batch_size=batch_size)
         path = local_path(images) if isinstance(images, str | os.PathLike) else None
         images = images if path is None else path
-        encoded = _encoded(images)
+        encoded, read_landmarks = _read(images)
         if not len(encoded):
             nothing = np.empty((0, self.embedding_size), np.float32)
             return (nothing, np.empty(0, np.float32)) if return_quality else nothing
@@ -180,22 +175,18 @@ class Model:
             encoded,
             "images" if path is None else str(path),
             flip=flip,
-            landmarks=self._landmarks(images, landmarks, len(encoded)),
+            landmarks=self._landmarks(landmarks, read_landmarks, len(encoded)),
             detector=self._detector,
         )
         return (unit_ND, quality_N) if return_quality else unit_ND
 
     def _landmarks(
-        self, images: Image | Dataset | Sequence[Image], given: np.ndarray | None, count: int
+        self, given: np.ndarray | None, read: Callable[[], np.ndarray | None], count: int
     ) -> np.ndarray | None:
         """Return the landmarks that the network gets, (N, 5, 2): as given, or of a dataset; None: of aligned faces."""
         has_effect = self._opened.takes_landmarks and not self._detector
         if given is None:
-            if has_effect and isinstance(images, Dataset):
-                return image_landmarks(images._source)
-            if has_effect and isinstance(images, str | os.PathLike):
-                return input_landmarks(self._opened, Path(images))
-            return None
+            return read() if has_effect else None
         if not has_effect:
             reason = "the detector finds them" if self._detector else "the network has no KP-RPE"
             raise UsageError(f"landmarks: they have no effect, because {reason}; leave them out")
@@ -377,12 +368,15 @@ def _require_at_least(least: int, **numbers: int) -> None:
             raise UsageError(f"{name} {number}: too small; give a number of at least {least}")
 
 
-def _encoded(images: Image | Dataset | Sequence[Image]) -> Sequence[EncodedImage]:
-    """Return the images, which are read on access."""
+def _read(
+    images: Image | Dataset | Sequence[Image],
+) -> tuple[Sequence[EncodedImage], Callable[[], np.ndarray | None]]:
+    """Return the images, which are read on access, and what reads their landmarks."""
     if isinstance(images, Dataset):
-        return dataset_images(images._source)
+        return dataset_images(images._source), partial(image_landmarks, images._source)
     if isinstance(images, str | os.PathLike):
-        return read_input(Path(images))[0]
+        found = read_input(Path(images))
+        return found.images, found.landmarks
     if isinstance(images, Mapping) or not (hasattr(images, "__len__") and hasattr(images, "__getitem__")):
         raise DataError(
             f"images: a {type(images).__name__} cannot be embedded; give a file, a folder, a Dataset, RGB pixels as "
@@ -390,9 +384,10 @@ def _encoded(images: Image | Dataset | Sequence[Image]) -> Sequence[EncodedImage
         )
     # A single image of a wrong shape too, for the message.
     listed: Any = [images] if isinstance(images, np.ndarray) and images.ndim <= 3 else images
-    return LazySequence(
+    given = LazySequence(
         len(listed), lambda index: _image(listed[index], index), lambda index: _place(listed[index], index)
     )
+    return given, lambda: None
 
 
 def _place(image: Any, index: int) -> str:

@@ -169,7 +169,7 @@ def _read_images(images: Path | None, file: ExportOptions, size: int) -> Tensor 
 
     if images is None:
         return None if file.int8 else drawn_faces(size)
-    encoded, _, _ = read_input(images)
+    encoded = read_input(images).images
     if not len(encoded):
         raise UsageError(f"--images {images}: has no images; give another input or leave it out")
     numbers = evenly_spread(len(encoded), _NUM_QUANTIZED if file.int8 else _NUM_COMPARED)

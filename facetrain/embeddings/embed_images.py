@@ -23,7 +23,7 @@ from facetrain.distributed import collectives
 from facetrain.distributed.world import World, join
 from facetrain.embeddings.embedder import EncodedImage, ImageEmbedder, Landmarks
 from facetrain.embeddings.embeddings import Embeddings
-from facetrain.embeddings.image_inputs import LazySequence, image_location, input_landmarks, read_input
+from facetrain.embeddings.image_inputs import LazySequence, image_location, read_input
 from facetrain.embeddings.inference import Inference
 from facetrain.embeddings.model_fingerprint import model_fingerprint
 from facetrain.embeddings.normalization import (
@@ -71,15 +71,16 @@ def embed_input(
         UsageError: an ONNX file is to run in bfloat16.
     """
     inference = inference or Inference()
-    images, names, labels = read_input(input)
+    images, names, labels, read_landmarks = read_input(input)
     # After the input, so that a wrong path is reported before the network is loaded.
     with join(inference.device) as world:
         opened = open_model(model, world.device)
         embedder, faults = open_embedder(opened, world, inference), dict[int, UnreadableError]()
+        landmarks = read_landmarks() if opened.takes_landmarks and not detector else None
         with _advising(advice):
             embedding, quality = embed_images(
                 embedder, images, str(input),
-                flip=flip, landmarks=None if detector else input_landmarks(opened, input), detector=detector,
+                flip=flip, landmarks=landmarks, detector=detector,
                 faults=None if skipped is None else faults, progress=progress,
             )  # fmt: skip
         fingerprint = model_fingerprint(embedder)

@@ -5,9 +5,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -18,25 +18,38 @@ from facetrain.data.formats.landmark_file import read_landmarks_beside
 from facetrain.data.formats.names import DATASET_SUFFIXES
 from facetrain.data.images.header import is_image_name
 from facetrain.data.open_dataset import is_dataset_folder, open_dataset
-from facetrain.models.embedding_model import EmbeddingModel
 from facetrain.telemetry.log import warn
 from facetrain.text import printable
 
 T = TypeVar("T")
 
 
-def read_input(input: Path) -> tuple[Sequence[bytes], Sequence[str], np.ndarray]:
-    """Return the encoded images of an input, their names, and their labels, int (N,), −1 for no label.
+class ImageInput(NamedTuple):
+    """Images of an input with what is known of them."""
 
-    Images are read on access, except those of a `.bin`. Images beside a dataset, and below a folder of images, are
-    not read; the first call for a folder warns of them.
+    images: Sequence[bytes]
+    """Encoded images, which are read on access, except those of a `.bin`."""
+    names: Sequence[str]
+    labels: np.ndarray
+    """Class of each image, int (N,); −1 for no label."""
+    landmarks: Callable[[], np.ndarray | None]
+    """Reads the landmarks, (N, 5, 2), for networks that take them; returns None without any. Raises DataError if the
+    landmark file does not fit the input."""
+
+
+def read_input(input: Path) -> ImageInput:
+    """Return the images of an input.
+
+    Images beside a dataset, and below a folder of images, are not read; the first call for a folder warns of them.
 
     Raises:
         DataError: the input does not exist or cannot be read.
     """
     if has_bin_suffix(input):
         members, _ = read_bin(input)
-        return members, [f"{input.name}:{index}" for index in range(len(members))], np.full(len(members), -1)
+        names = [f"{input.name}:{index}" for index in range(len(members))]
+        landmarks = partial(read_landmarks_beside, input, len(members))
+        return ImageInput(members, names, np.full(len(members), -1), landmarks)
     files = _image_files(input)
     if _is_dataset(input, files):
         if files:
@@ -45,8 +58,12 @@ def read_input(input: Path) -> tuple[Sequence[bytes], Sequence[str], np.ndarray]
                 "images, move them to another folder"
             )
         source = open_dataset(input)
-        names = LazySequence(source.num_images, lambda index: _image_name(source, index))
-        return dataset_images(source), names, np.asarray(source.labels, np.int64)
+        return ImageInput(
+            dataset_images(source),
+            LazySequence(source.num_images, lambda index: _image_name(source, index)),
+            np.asarray(source.labels, np.int64),
+            partial(image_landmarks, source),
+        )
     for name in folders_with_images(input, 1) if files else ():
         _warn_once(
             f"{input}: read as a folder of images; the images in its subfolder {name} are not read; to embed them, "
@@ -55,7 +72,8 @@ def read_input(input: Path) -> tuple[Sequence[bytes], Sequence[str], np.ndarray]
     paths = files or [input]
     if not files:
         read_image_file(input)  # a wrong path is reported now
-    return lazy_files(paths), [printable(path.name) for path in paths], np.full(len(paths), -1)
+    names = [printable(path.name) for path in paths]
+    return ImageInput(lazy_files(paths), names, np.full(len(paths), -1), lambda: None)
 
 
 def dataset_images(source: FaceDataset) -> Sequence[bytes]:
@@ -71,19 +89,6 @@ def lazy_files(paths: Sequence[Path]) -> LazySequence[bytes]:
     return LazySequence(
         len(paths), lambda index: read_image_file(paths[index]), lambda index: printable(str(paths[index]))
     )
-
-
-def input_landmarks(opened: EmbeddingModel, input: Path) -> np.ndarray | None:
-    """Return the landmarks of the images of an input, (N, 5, 2), for a network that takes them; None without any.
-
-    Raises:
-        DataError: the landmark file does not fit the input.
-    """
-    if not opened.takes_landmarks:
-        return None
-    if has_bin_suffix(input):
-        return read_landmarks_beside(input, len(read_bin(input)[0]))
-    return image_landmarks(open_dataset(input)) if _is_dataset(input, _image_files(input)) else None
 
 
 def _image_name(source: FaceDataset, index: int) -> str:

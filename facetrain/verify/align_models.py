@@ -80,7 +80,7 @@ def align_models(
         ModelError: a model cannot be opened.
         DataError: the dataset cannot be read, has no labels or too few people.
     """
-    encoded, _, label_N = read_input(images)
+    encoded, _, label_N, _ = read_input(images)
     if (label_N < 0).any():
         raise DataError(f"{images}: has no labels; use a dataset with one subfolder per person")
     aside_N = _set_aside(label_N, seed, images)

@@ -133,7 +133,7 @@ def read_known_people(target: str, data_dir: Path) -> tuple[Sequence[bytes], np.
     """
     path = Path(target)
     if not has_bin_suffix(path) and path.exists() and not is_set_name(target, data_dir):
-        images, _, labels = read_input(path)
+        images, _, labels, _ = read_input(path)
         if (labels < 0).any():
             raise DataError(f"{target}: has no labels; use a dataset with one subfolder per person")
         return images, labels

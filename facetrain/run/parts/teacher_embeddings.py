@@ -11,14 +11,14 @@ import torch
 
 from facetrain.config.schema import Config
 from facetrain.data.build import open_training_data
-from facetrain.data.dataset import FaceDataset
+from facetrain.data.dataset import FaceDataset, image_landmarks
 from facetrain.data.identity_counts import images_of_large_identities
 from facetrain.data.images.augment import Augment
 from facetrain.data.open_dataset import open_dataset
 from facetrain.distributed.world import join
 from facetrain.embeddings.embed_images import embed_in_chunks, open_embedder
 from facetrain.embeddings.embedder import ImageEmbedder
-from facetrain.embeddings.image_inputs import input_landmarks, read_input
+from facetrain.embeddings.image_inputs import dataset_images
 from facetrain.embeddings.inference import Inference
 from facetrain.embeddings.normalization import require_finite
 from facetrain.models.embedding_model import EmbeddingModel, open_model
@@ -50,8 +50,7 @@ def write_teacher_embeddings(
         DataError: the dataset cannot be read, or the file cannot be written.
     """
     source = open_dataset(dataset)
-    images, _, _ = read_input(dataset)
-    count = len(images)
+    images, count = dataset_images(source), source.num_images
 
     def embed(embedder: ImageEmbedder, indices: range) -> np.ndarray:
         name = str(dataset)
@@ -61,7 +60,7 @@ def write_teacher_embeddings(
 
     with join(inference.device) as world:
         opened = open_model(model, world.device)
-        landmarks = input_landmarks(opened, dataset)
+        landmarks = image_landmarks(source) if opened.takes_landmarks else None
         embedder = open_embedder(opened, world, inference)
         chunks = embed_in_chunks(embedder, embed, count, _CHUNK, progress)
         first = next(chunks)  # an ONNX file may not state the length of its embeddings

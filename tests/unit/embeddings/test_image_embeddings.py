@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 
 
 def read(path):
-    images, names, labels = read_input(path)
+    images, names, labels, _ = read_input(path)
     return list(images), list(names), np.asarray(labels).tolist()
 
 

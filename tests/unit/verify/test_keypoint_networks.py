@@ -18,7 +18,7 @@ from facetrain.data.images.decode import decode_rgb
 from facetrain.distributed.world import join
 from facetrain.embeddings.embed_images import embed_images, embed_input, open_embedder
 from facetrain.embeddings.embedder import ImageEmbedder
-from facetrain.embeddings.image_inputs import input_landmarks, read_input
+from facetrain.embeddings.image_inputs import read_input
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import DataError, ModelError
 from facetrain.face_landmarks import ARCFACE_TEMPLATE, NORMALIZED_TEMPLATE
@@ -131,10 +131,9 @@ def test_a_dataset_and_a_set_are_embedded_with_their_landmarks(
 ):
     write_landmarks(tmp_path / "val.landmarks.npy", landmarks)
     with join("cpu") as world:
-        points = input_landmarks(opened, tmp_path / "val.bin")
-        images, _, _ = read_input(tmp_path / "val.bin")
+        images, _, _, read_points = read_input(tmp_path / "val.bin")
         embedder = open_embedder(opened, world, Inference("cpu", 5))
-        found, _ = embed_images(embedder, images, "val", flip=False, landmarks=points)
+        found, _ = embed_images(embedder, images, "val", flip=False, landmarks=read_points())
     plain = expected(network, landmarks, mirrored=False)
     unit = plain / np.linalg.norm(plain, axis=1, keepdims=True)
     np.testing.assert_allclose(found, unit, atol=1e-5)
@@ -144,7 +143,7 @@ def test_a_dataset_and_a_set_are_embedded_with_their_landmarks(
 
     folder = write_records(tmp_path / "records", [n // 2 for n in range(COUNT)], size=32)
     write_landmarks(folder / "landmarks.npy", landmarks)
-    np.testing.assert_array_equal(input_landmarks(opened, folder), landmarks)
+    np.testing.assert_array_equal(read_input(folder).landmarks(), landmarks)
     model = Model(tmp_path, opened, CPU)
     by_path, by_dataset = model.embed(folder), model.embed(facetrain.Dataset(folder))
     arrays = [image for image, _ in facetrain.Dataset(folder)]
