@@ -156,7 +156,7 @@ def embed_images(
     left_out = {} if faults is None else faults
     location = partial(image_location, images, name=name)
     count = len(images)
-    crop: AlignedFaces | PhotoCheck = PhotoCheck()
+    crop: AlignedFaces | PhotoCheck = PhotoCheck(getattr(images, "location", None))
     if detector:
         crop = AlignedFaces(detector, location, count)
         landmarks = crop.landmarks_N52
@@ -196,7 +196,7 @@ def embed_images(
         raise DataError(
             f"{name}: none of the {count:,} images can be used; the first: {left_out[min(left_out)]}"
         )
-    crop.warn(name, getattr(images, "location", None))
+    crop.warn(name)
     return kept[:filled], np.concatenate(qualities)
 
 
@@ -228,8 +228,8 @@ class AlignedFaces:
         self.landmarks_N52[index] = normalize_landmarks(aligned_landmarks(points, size), size, size)
         return align(image, points, size)
 
-    def warn(self, name: str, location: Callable[[int], str] | None) -> None:
-        """Warn of photos with several faces of similar size; the arguments are as in `PhotoCheck.warn`."""
+    def warn(self, name: str) -> None:
+        """Warn of photos with several faces of similar size; `name` is the input."""
         if several := self._find.several_faces:
             warn(
                 f"{name}: several faces of similar size in {count_text(len(several), 'photo')}, of which the largest "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 
@@ -30,9 +29,13 @@ class PhotoCheck:
     """Resizing of decoded images that notes which of them look like whole photos.
 
     An instance is a `Crop` of `ImageEmbedder`. It may be called from many threads.
+
+    Args:
+        location: returns the place of an image by its index, for messages; by default its number in the input.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, location: Callable[[int], str] | None = None) -> None:
+        self._location = location or "image {}".format
         self._photos: dict[int, str] = {}
         self._correlations: dict[int, float] = {}
 
@@ -47,18 +50,13 @@ class PhotoCheck:
             self._correlations[index] = float(orientation_correlations(face_pattern(image)[None])[0, 0])
         return resize_square(image, size)
 
-    def finding(self, location: Callable[[int], str] | None = None) -> str | None:
-        """Return that the images are photos, or have no face at the expected place; None if they are aligned faces.
-
-        Args:
-            location: returns the place of an image by its index; by default its number in the input.
-        """
-        location = location or partial("image {}".format)
+    def finding(self) -> str | None:
+        """Return that the images are photos, or have no face at the expected place; None if they are aligned faces."""
         examined = len(self._correlations)
         if are_photos(len(self._photos), examined):
             index = min(self._photos)
             return (
-                f"{len(self._photos):,} of {examined:,} images look like whole photos ({location(index)}: "
+                f"{len(self._photos):,} of {examined:,} images look like whole photos ({self._location(index)}: "
                 f"{self._photos[index]})"
             )
         average = float(np.mean(list(self._correlations.values()))) if examined else 1.0
@@ -66,7 +64,7 @@ class PhotoCheck:
             return "no face pattern at the place of an aligned face"
         return None
 
-    def warn(self, name: str, location: Callable[[int], str] | None = None, *, advice: str = _ADVICE) -> None:
+    def warn(self, name: str, *, advice: str = _ADVICE) -> None:
         """Warn of what `finding` returns; `name` is the input, and `advice` says what to do, for the message."""
-        if finding := self.finding(location):
+        if finding := self.finding():
             warn(f"{name}: {finding}; {_REASON}; {advice}")

@@ -90,13 +90,12 @@ def warn_of_photos(target: PairSet | SearchSet, image_size: int) -> None:
         else {f"{target.name} probes": target.probes, f"{target.name} gallery": target.gallery}
     )
     for name, images in parts.items():
-        check = PhotoCheck()
+        check = PhotoCheck(getattr(images, "location", None))
         for index in range(min(len(images), EXAMINED)):
             with suppress(UnreadableError):  # the embedding reports it
                 check(decode_rgb(images[index], location=name), index, image_size)
         check.warn(
             name,
-            getattr(images, "location", None),
             advice="align them before they become a set, as `facetrain data pairs LIST --images FOLDER --detector "
             "yunet` does",
         )
