@@ -34,7 +34,11 @@ _EXAMINED = 64
 
 
 def needed_finder(
-    request: Request, finder: LandmarkFinder | None, image_size: int, say: Callable[[str], None]
+    request: Request,
+    source: FaceDataset,
+    finder: LandmarkFinder | None,
+    image_size: int,
+    say: Callable[[str], None],
 ) -> LandmarkFinder | None:
     """Return what finds the landmarks of the photos; None for aligned faces, of which no landmarks are given.
 
@@ -43,7 +47,6 @@ def needed_finder(
         DataError: the people or their images are too few.
     """
     photos, check = request.photos, PhotoCheck()
-    source = open_dataset(photos)
     require_enough(source.labels, photos)
     for index, image in enumerate(_sample(source)):
         check(image, index, image_size)

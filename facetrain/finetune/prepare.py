@@ -64,15 +64,15 @@ def prepare(
         DataError: the photos cannot be read, or are too few.
         ModelError: the model cannot be fine-tuned.
     """
-    _require_output(request)
+    source = _open_photos(request)
     place, backbone = Workplace(request.output), backbone_of(request.model)
     others = _open_targets(request.targets, place)
     # With the photos as they are: a wrong setting is an error now, and not after the search for faces.
-    facts = _facts(request, request.model, backbone, place, open_dataset(request.photos))
+    facts = _facts(request, request.model, backbone, place, source)
     _, config = _config_of(choose(facts, request.overrides), request, place)
     if not place.faces.exists():
-        finder = needed_finder(request, finder, backbone["image_size"], say)
-        _begin_output(request)
+        finder = needed_finder(request, source, finder, backbone["image_size"], say)
+        _begin_output(request, source)
         write_faces(request, place, finder, backbone["image_size"], say, bar)
     split_faces(request, place, say, bar)
     for remark in sets_of_training_images(others, open_dataset(place.train), str(place.train)):
@@ -89,24 +89,25 @@ def prepare(
     return Prepared(place, model, request.targets, choices, config)
 
 
-def _require_output(request: Request) -> None:
-    """Check that the output is new, or was begun with the same request."""
+def _open_photos(request: Request) -> FaceDataset:
+    """Open the photos, after a check that the output is new, or was begun with the same request."""
     output = request.output
     if output.exists() and not request.resume:
         raise UsageError(f"{output}: already exists; choose another --output, or continue with --resume")
-    command = output / _COMMAND_FILE
-    if command.exists() and read_regular_text(command) != _command_of(request, open_dataset(request.photos)):
+    source, command = open_dataset(request.photos), output / _COMMAND_FILE
+    if command.exists() and read_regular_text(command) != _command_of(request, source):
         raise UsageError(
             f"{output}: was begun with other photos, another model, detector or file of landmarks, or another seed; "
             "choose another --output"
         )
+    return source
 
 
-def _begin_output(request: Request) -> None:
+def _begin_output(request: Request, source: FaceDataset) -> None:
     """Create the output, with the command that may continue it."""
     with os_errors_as(RunError, request.output):
         make_folder(request.output)
-        write_atomically(request.output / _COMMAND_FILE, _command_of(request, open_dataset(request.photos)))
+        write_atomically(request.output / _COMMAND_FILE, _command_of(request, source))
 
 
 def _command_of(request: Request, source: FaceDataset) -> str:

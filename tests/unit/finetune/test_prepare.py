@@ -9,6 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from facetrain.data.open_dataset import open_dataset
 from facetrain.data.synthetic.drawing import draw_jpeg
 from facetrain.data.tools.landmark_finder import LandmarkTable, YuNet
 from facetrain.embeddings.inference import Inference
@@ -76,8 +77,8 @@ def test_a_copy_of_an_image_is_left_out_and_said(tmp_path):
 
 def test_given_landmarks_of_aligned_faces_are_used_and_a_detector_is_not(tmp_path):
     request, table, said = request_in(tmp_path), LandmarkTable(), []
-    assert needed_finder(request, table, 32, said.append) is table and not said
-    assert needed_finder(request, Mock(spec=YuNet), 32, said.append) is None
+    assert needed_finder(request, open_dataset(request.photos), table, 32, said.append) is table and not said
+    assert needed_finder(request, open_dataset(request.photos), Mock(spec=YuNet), 32, said.append) is None
     assert "aligned faces already, so the detector is not used" in said[0]
 
 
@@ -91,7 +92,7 @@ def test_a_list_that_calls_its_images_photos_needs_a_detector_although_they_look
     with pytest.raises(UsageError, match=r"photos\.lst: .*flag 0.* --detector yunet"):
         prepare(request, None, interrupt, bar)
     assert not request.output.exists()
-    assert needed_finder(request, detector, 32, interrupt) is detector
+    assert needed_finder(request, open_dataset(request.photos), detector, 32, interrupt) is detector
 
 
 @pytest.mark.parametrize(
