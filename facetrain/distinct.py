@@ -1,6 +1,8 @@
-"""Different values of an array of integers."""
+"""Different values of an array of integers, and ids of different keys."""
 
 from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 
@@ -15,3 +17,9 @@ def distinct(values: np.ndarray) -> np.ndarray:
     is_first = np.ones(len(ascending), bool)
     np.not_equal(ascending[1:], ascending[:-1], out=is_first[1:])
     return ascending[is_first]
+
+
+def dense_ids(keys: Sequence[Hashable]) -> np.ndarray:
+    """Return an id for each key, equal for equal keys, from 0 in order of first appearance: int64 (N,)."""
+    seen: dict[Hashable, int] = {}
+    return np.fromiter((seen.setdefault(key, len(seen)) for key in keys), np.int64, len(keys))

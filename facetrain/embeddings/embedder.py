@@ -16,8 +16,8 @@ from torch import Tensor
 from facetrain.data.formats.landmark_file import without_gaps
 from facetrain.data.images.augment import mirror_landmarks, normalize
 from facetrain.data.images.decode import decode_rgb, resize_square
+from facetrain.distinct import dense_ids
 from facetrain.distributed import collectives
-from facetrain.embeddings.dense_ids import dense_ids
 from facetrain.embeddings.image_inputs import image_location
 from facetrain.errors import UnreadableError
 from facetrain.face_landmarks import NORMALIZED_TEMPLATE

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from facetrain.embeddings.dense_ids import dense_ids
+from facetrain.distinct import dense_ids
 from facetrain.errors import DataError, ModelError, UsageError
 from facetrain.models.model_file import THRESHOLDS_KEY
 from facetrain.text import count_text

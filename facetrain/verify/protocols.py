@@ -9,8 +9,8 @@ from functools import partial
 
 import numpy as np
 
+from facetrain.distinct import dense_ids
 from facetrain.distributed import collectives
-from facetrain.embeddings.dense_ids import dense_ids
 from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.embeddings.normalization import l2_normalize, require_finite
 from facetrain.verify.metrics.identification import Search, identification_result, search

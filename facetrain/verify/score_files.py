@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.data.formats.bin_tables import contradicting_pair
-from facetrain.embeddings.dense_ids import dense_ids
+from facetrain.distinct import dense_ids
 from facetrain.errors import DataError
 from facetrain.text import count_text, listed
 from facetrain.verify.metrics.score_scale import scale_of

@@ -11,7 +11,7 @@ import numpy as np
 
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.pair_folds import FOLDS, fold_order, has_mixed_folds
-from facetrain.embeddings.dense_ids import dense_ids
+from facetrain.distinct import dense_ids
 from facetrain.embeddings.photo_check import EXAMINED, PhotoCheck
 from facetrain.errors import UnreadableError
 from facetrain.face_landmarks import TEMPLATE_SIZE

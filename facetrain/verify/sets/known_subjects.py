@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.embeddings.dense_ids import dense_ids
+from facetrain.distinct import dense_ids
 
 TABLE = Path(__file__).with_name("known_subjects.npz")
 _MIN_DISTINCT = 0.98

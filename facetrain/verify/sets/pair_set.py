@@ -19,7 +19,7 @@ from facetrain.data.formats.bin import (
 from facetrain.data.formats.bin_tables import groups_path, read_subjects
 from facetrain.data.formats.landmark_file import read_landmarks_beside
 from facetrain.data.settings import SET_SUFFIXES
-from facetrain.embeddings.dense_ids import dense_ids
+from facetrain.distinct import dense_ids
 from facetrain.errors import PairsError
 from facetrain.remote.address import is_remote
 from facetrain.remote.download import local_path

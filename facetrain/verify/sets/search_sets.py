@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.data.images.header import is_image_name
-from facetrain.embeddings.dense_ids import dense_ids
+from facetrain.distinct import dense_ids
 from facetrain.embeddings.image_inputs import lazy_files
 from facetrain.errors import PairsError
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.data.formats.bin_tables import contradicting_pair
-from facetrain.embeddings.dense_ids import dense_ids
+from facetrain.distinct import dense_ids
 from facetrain.errors import DataError
 from facetrain.telemetry.log import warn
 from facetrain.text import listed

@@ -6,7 +6,7 @@ from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 from scipy.stats import norm, t
 
-from facetrain.embeddings.dense_ids import dense_ids
+from facetrain.distinct import dense_ids
 from facetrain.verify.metrics import bootstrap
 from facetrain.verify.metrics.bootstrap import WeightedCurve, draw_subjects, interval
 from facetrain.verify.metrics.curve_metrics import CURVE_METRICS, auc, equal_error_rate, tar_at_far
