@@ -35,7 +35,10 @@ _SHAPING_KEYS = (
     "optim.momentum",
     "optim.muon",
 )
-"""Config keys that decide names, shapes and dtypes of the tensors in a checkpoint."""
+"""Config keys that decide names, shapes, dtypes and meaning of the tensors in a checkpoint.
+
+SGD and Muon have moments of the same shapes: sums of gradients, and their averages, which are ten times smaller.
+"""
 _MEANING_KEYS = (
     "seed",
     "head.margin",
@@ -220,8 +223,7 @@ def _shaping_value(config: Any, key: str) -> Any:
             return None  # it has no effect
         return "0" if value == 0 else "a value above 0"  # which value does not matter for the tensors
     if key == "optim.muon" and value is not None:
-        # SGD with momentum keeps the same tensors as Muon.
-        return None if _shaping_value(config, "optim.momentum") == "a value above 0" else "Muon"
+        return "Muon"  # with which values does not matter for the tensors
     return value
 
 

@@ -79,9 +79,10 @@ ADAMW = {"name": "adamw"}
             {"momentum": 0},
             r"momentum: .* with a value above 0, and cannot continue with 0; keep .* with model\.init_from$",
         ),
-        # SGD with momentum has one moment for each weight, as Muon.
-        ({}, {"muon": {}}, None),
-        ({"muon": {}}, {}, None),
+        ({"muon": {}}, {"muon": {"lr": 0.01}}, None),
+        # SGD with momentum has one moment for each weight, as Muon, but it is a sum.
+        ({}, {"muon": {}}, "muon: .* with null, and cannot continue with Muon; keep null"),
+        ({"muon": {}}, {}, "muon: .* with Muon, and cannot continue with null; keep Muon"),
         (ADAMW, {"muon": {}} | ADAMW, "muon: .* with null, and cannot continue with Muon; keep null"),
         ({"muon": {}, "momentum": 0}, {"momentum": 0}, "muon: .* with Muon, and cannot continue with null"),
     ],
