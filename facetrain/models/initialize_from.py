@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from facetrain.models.identify_backbone import identify_backbone
 from facetrain.models.known_identities import IDENTITIES, CenterChoice, Names, choose_centers
 from facetrain.models.layer_graph import LayerGraph
 from facetrain.models.match_weights import calibrate_norms, match_weights
-from facetrain.models.model_file import CARDS_KEY
+from facetrain.models.model_file import CARDS_KEY, CONFIG_KEY
 from facetrain.models.mxnet_network import open_mxnet
 from facetrain.models.onnx_layers import read_onnx_layers
 from facetrain.models.preprocessing import require_trainable_input
@@ -55,6 +56,8 @@ class SavedCenters:
     """Returns the centers of classes [start, stop): (stop - start, D), float32."""
     names: Callable[[], Names | None] = lambda: None
     """Reads the names of the classes; returns None if they are unknown."""
+    min_images: Any = None
+    """`data.min_images_per_identity` of the run; None if it is unknown."""
 
 
 def initialize_backbone(
@@ -192,17 +195,30 @@ def _select_first_blocks(backbone: Backbone, weights: dict[str, Tensor]) -> dict
     return {name: weight for name, weight in weights.items() if not follows(name)}
 
 
-def choose_centers_of(path: Path, names: Names | None, num_classes: int, *, may_grow: bool) -> CenterChoice:
+def choose_centers_of(
+    path: Path, names: Names | None, num_classes: int, *, may_grow: bool, min_images: int
+) -> CenterChoice:
     """Choose the center of another run for each class of a new one; `names` are those of the classes.
 
-    With `may_grow`, there may be new people.
+    With `may_grow`, there may be new people. `min_images` is the new run's `data.min_images_per_identity`.
 
     Raises:
-        ModelError: there are no centers, or they do not fit the people; see `choose_centers`.
+        ModelError: there are no centers, or they do not fit the people; see `choose_centers`. Or only numbers say who
+            is who, and each run has left out other identities.
         CheckpointError: the checkpoint is damaged, or the folder has none.
     """
     centers = read_centers(path)
-    return choose_centers(path, centers.names(), centers.num_classes, names, num_classes, may_grow=may_grow)
+    known = centers.names()
+    choice = choose_centers(path, known, centers.num_classes, names, num_classes, may_grow=may_grow)
+    is_by_number = known is None or names is None
+    # An identity that one run leaves out moves the numbers of all that follow.
+    if is_by_number and num_classes != centers.num_classes and centers.min_images not in (None, min_images):
+        raise ModelError(
+            f"{path}: was trained with data.min_images_per_identity {centers.min_images}, and this run has "
+            f"{min_images}: without names of identities, class n is not the same person in both; restore it, or use "
+            "head.init_from: reinit"
+        )
+    return choice
 
 
 def initialize_centers(head: Head, path: Path, number_C: np.ndarray) -> None:
@@ -246,11 +262,14 @@ def read_centers(path: Path) -> SavedCenters:
         CheckpointError: the checkpoint is damaged, or the folder has none.
     """
     if path.is_dir() or (path.name == LATEST and path.is_file()):
-        checkpoint = open_checkpoint(path)
+        checkpoint, min_images = open_checkpoint(path), None
+        with suppress(KeyError, TypeError):  # not written by a run
+            min_images = checkpoint.meta["model"][CONFIG_KEY]["data"]["min_images_per_identity"]
         return SavedCenters(
             checkpoint.manifest.num_classes,
             lambda start, stop: checkpoint.rows("weight", start, stop),
             lambda: Names.from_tensors(checkpoint.replicated(IDENTITIES)),
+            min_images,
         )
     if _RANK_FILE.fullmatch(path.name):
         return _read_arcface_torch_centers(path)

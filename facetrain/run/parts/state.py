@@ -78,7 +78,8 @@ def _choose_centers(config: Config, names: Names | None, num_classes: int) -> Ce
     if not config.model.init_from or not config.inherits_centers:
         return None
     path, may_grow = local_path(config.model.init_from), config.head.init_from == "extend"
-    return choose_centers_of(path, names, num_classes, may_grow=may_grow)
+    min_images = config.data.min_images_per_identity
+    return choose_centers_of(path, names, num_classes, may_grow=may_grow, min_images=min_images)
 
 
 def build_state(

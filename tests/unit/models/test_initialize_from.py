@@ -97,7 +97,7 @@ def test_the_centers_of_a_run_are_read_by_class(tmp_path):
 
 def initialize(head, path, names, *, may_grow):
     """Load the centers of `path` into a head as the ranks of a run do; return the line about them."""
-    choice = choose_centers_of(path, names, head.num_classes, may_grow=may_grow)
+    choice = choose_centers_of(path, names, head.num_classes, may_grow=may_grow, min_images=1)
     initialize_centers(head, path, choice.number)
     return choice.remark
 
@@ -114,6 +114,17 @@ def test_known_identities_keep_their_centers_and_new_ones_get_random_centers(tmp
         assert remark.startswith("class centers by number") and "assumed" in remark
     found = torch.cat([centers_of(head) for head in heads])
     assert torch.equal(found, torch.cat([whole, drawn[CLASSES:]]))
+
+
+def test_centers_are_not_taken_by_number_if_one_of_the_runs_has_left_out_people(tmp_path):
+    writer = CheckpointWriter(tmp_path / "checkpoints", asynchronous=False)
+    meta = {"model": {"config": {"data": {"min_images_per_identity": 2}}}}
+    writer.save(snapshot(0, num_classes=3, meta=meta))
+    for classes, min_images in ((3, 1), (4, 2)):
+        choice = choose_centers_of(tmp_path, None, classes, may_grow=True, min_images=min_images)
+        assert choice.number.tolist()[:3] == [0, 1, 2]
+    with pytest.raises(ModelError, match=r"data\.min_images_per_identity 2, and this run has 1"):
+        choose_centers_of(tmp_path, None, 4, may_grow=True, min_images=1)
 
 
 def write_named_run(folder, names):
