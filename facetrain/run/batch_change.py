@@ -10,27 +10,36 @@ from facetrain.errors import ConfigError
 from facetrain.run.folder.compatibility import saved_config
 from facetrain.run.parts.step_schedule import StepSchedule, schedule_steps
 
+IMAGES_PER_EPOCH = "images_per_epoch"
+"""Key of a checkpoint: the images of an epoch of its data, with the weights of a mixture."""
+
 
 def describe_batch_change(
     checkpoint: Checkpoint, config: Config, schedule: StepSchedule, num_images: int, world_size: int
 ) -> list[str]:
-    """Return what another batch means for the schedule, in one line; no line if it is in the same epoch as before.
+    """Return what another batch or other data mean for the schedule, in one line; no line if the epoch is the same.
 
-    The config can be the same: `train.batch_size` counts the images of one rank.
+    The config can be the same: `train.batch_size` counts the images of one rank. `num_images` are those of an epoch.
     """
     saved, ranks, step = saved_config(checkpoint), checkpoint.manifest.world_size, checkpoint.step
     if saved is None:
         return []
+    images = checkpoint.meta.get(IMAGES_PER_EPOCH)
+    if not isinstance(images, int):
+        images = num_images
     try:
-        before = schedule_steps(saved, num_images, ranks)
-    except ConfigError:  # the dataset was another one
+        before = schedule_steps(saved, images, ranks)
+    except ConfigError:  # it has another number of images than the run had
         return []
     if math.isclose(before.epochs(step), schedule.epochs(step)):
         return []
     batch = before.global_batch_size
-    what = f"was {batch:,} images and is {schedule.global_batch_size:,} now"
-    if saved.train.stages or config.train.stages:
-        what = "of a stage was another one"
+    what = f"the global batch was {batch:,} images and is {schedule.global_batch_size:,} now"
+    if images != num_images:
+        what = f"an epoch had {images:,} images and has {num_images:,} now"
+        remedy = "restore the data"
+    elif saved.train.stages or config.train.stages:
+        what = "the global batch of a stage was another one"
         remedy = "restore train.stages and the batch sizes" + (
             f", on {ranks} ranks" if ranks != world_size else ""
         )
@@ -39,7 +48,7 @@ def describe_batch_change(
     else:
         remedy = f"resume it on a number of ranks that divides {batch:,}, which {world_size} does not"
     return [
-        f"the global batch {what}: the schedule counts {schedule.epochs(step):.4g} epochs until step {step:,}, and not "
+        f"{what}: the schedule counts {schedule.epochs(step):.4g} epochs until step {step:,}, and not "
         f"{before.epochs(step):.4g}; to continue where the run was, {remedy}"
     ]
 

@@ -9,11 +9,13 @@ from functools import partial
 from facetrain.checkpoint.commit import CHECKPOINTS
 from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.config.loading import dump_config
+from facetrain.data.loading.sampler import epoch_size
 from facetrain.data.loading.staged_loader import StagedLoader
 from facetrain.distributed.stop_request import StopRequest
 from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.files import error_reason, sync_folder, write_atomically
 from facetrain.models.model_file import CARDS_KEY, TRAINED_ON_KEY
+from facetrain.run.batch_change import IMAGES_PER_EPOCH
 from facetrain.run.build import Parts
 from facetrain.run.callbacks.checkpointing import Checkpointing, Stopping
 from facetrain.run.callbacks.evaluation import Evaluation
@@ -153,6 +155,7 @@ def _checkpointing(parts: Parts, outputs: RunOutputs) -> Checkpointing:
         "earlier": {key: parts.state.earlier.get(key) for key in (TRAINED_ON_KEY, CARDS_KEY)},
         "config": dump_config(config),
         "run_id": parts.plan.run_id,
+        IMAGES_PER_EPOCH: epoch_size(parts.data.source),
         **parts.plan.inputs,
     }
     return Checkpointing(

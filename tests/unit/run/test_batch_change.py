@@ -14,12 +14,12 @@ from facetrain.run.parts.step_schedule import schedule_steps
 IMAGES = 1_000_000
 
 
-def lines_for(saved, saved_ranks, config, ranks, step=12_000):
+def lines_for(saved, saved_ranks, config, ranks, step=12_000, **meta):
     """Return the warning of a resume at a step, on so many ranks, of a run with the config `saved`."""
     checkpoint = SimpleNamespace(
         folder=Path("step_00012000"),
         step=step,
-        meta={"config": dump_config(saved)} if saved else {},
+        meta=({"config": dump_config(saved)} if saved else {}) | meta,
         manifest=SimpleNamespace(world_size=saved_ranks),
     )
     return describe_batch_change(checkpoint, config, schedule_steps(config, IMAGES, ranks), IMAGES, ranks)
@@ -79,6 +79,18 @@ def test_other_stages_are_compared_by_the_epoch_of_the_step(before, ranks, now, 
         epoch = schedule_steps(configs[1], IMAGES, ranks).epochs(3000)
         assert f"counts {epoch:.4g} epochs until step 3,000, and not 8.148; to continue" in line
         assert line.endswith(f"where the run was, {remedy}")
+
+
+@pytest.mark.parametrize(("images", "ranks"), [(IMAGES, 8), (2 * IMAGES, 8), (2 * IMAGES, 16)])
+def test_data_with_another_number_of_images_moves_the_epoch_of_the_step(images, ranks):
+    config = build_config({"data": {"train": "x"}, "train": {"batch_size": 128, "epochs": 40}}, "x")
+    lines = lines_for(config, 8, config, ranks, images_per_epoch=images)
+    assert len(lines) == (images != IMAGES)
+    for line in lines:
+        now = schedule_steps(config, IMAGES, ranks).epochs(12_000)
+        expected = f"the schedule counts {now:.4g} epochs until step 12,000, and not 6.144; "
+        assert line.startswith(f"an epoch had 2,000,000 images and has 1,000,000 now: {expected}")
+        assert "restore the data" in line
 
 
 def test_thousands_of_epochs_are_written_out():
