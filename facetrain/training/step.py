@@ -211,8 +211,11 @@ class TrainStep:
             # A margin gets the batch of all ranks, and must draw the same on each.
             self._seed_torch(state, number)
             # The head gathers the embeddings of all ranks, because each rank has only a part of the class centers.
-            # The loss is a mean over the micro-batch: divided, the gradients sum to the mean over the step.
-            loss = state.head(embedding_BD, batch.label_B) / num_micro_batches
+            # The loss is a mean over the micro-batch: divided, the gradients sum to the mean over the step. Without a
+            # weight it is a report alone, in which the centers neither move nor decay.
+            is_trained = state.distillation is None or state.distillation.margin_weight > 0
+            with torch.set_grad_enabled(is_trained):
+                loss = state.head(embedding_BD, batch.label_B) / num_micro_batches
         total = loss
         if state.distillation:
             with profiler_range("teacher"):
