@@ -16,6 +16,7 @@ from facetrain.checkpoint.commit import CHECKPOINTS, complete_steps
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.label_problems import FEWEST_PEOPLE, label_remarks
+from facetrain.data.mixture import MixtureDataset
 from facetrain.data.remote_dataset import remarks_on_reading
 from facetrain.data.tools.photo_shapes import describe_photos
 from facetrain.distributed.world import World
@@ -25,6 +26,7 @@ from facetrain.head.build import unused_keys
 from facetrain.head.head_group import head_parts
 from facetrain.optim.muon import hidden_weights
 from facetrain.optim.settings import MuonSettings
+from facetrain.run.parts.head import margins_of_datasets
 from facetrain.run.parts.step_schedule import StepSchedule
 from facetrain.run.request import CHOSEN_KEYS
 from facetrain.run.suited_settings import RunFacts, gather_facts, suited_rate, unsuited_settings
@@ -75,6 +77,7 @@ def check_start(
         *_check_schedule(config, schedule),
         # A run that continues may have measured its batch when it began.
         *_check_effects(config, scaled=state.resumed or not measured.isdisjoint(CHOSEN_KEYS["batch"])),
+        *_check_margins(config, source),
         *_check_suited(config, facts, settled),
         *_check_lengths(state),
         *check_free_space(
@@ -183,6 +186,20 @@ def _check_effects(config: Config, *, scaled: bool) -> Iterator[str]:
         # The config of a run folder has all keys: those with their default were not asked for.
         if not is_used and value != type(settings).model_fields[name].default:
             yield f"{section}.{name}: {json.dumps(value)} has no effect without {condition}"
+
+
+def _check_margins(config: Config, source: FaceDataset) -> Iterator[str]:
+    """Yield the keys of a mixture's margins that have no effect."""
+    heads = source.heads if isinstance(source, MixtureDataset) else None
+    if heads is None:
+        return
+    for number, (head, margin) in enumerate(
+        zip(heads, margins_of_datasets(config, heads), strict=True), start=1
+    ):
+        for key in unused_keys(margin):
+            if key in head.margin:  # and not in the margin of the config, which is reported for itself
+                given = f"{config.data.train}: margin of dataset {number}: {key}: {head.margin[key]}"
+                yield f"{given} has no effect with type {margin.type}"
 
 
 def _check_suited(config: Config, facts: RunFacts, settled: Set[str]) -> Iterator[str]:

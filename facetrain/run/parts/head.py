@@ -113,7 +113,7 @@ def _build_heads(
     if not (isinstance(source, MixtureDataset) and source.heads is not None):
         return build(settings, shape[0], run.folder)
     heads = []
-    for number, margin in enumerate(_margins_of_datasets(config, source.heads)):
+    for number, margin in enumerate(margins_of_datasets(config, source.heads)):
         folder = run.folder and run.folder / f"head_{number}"
         # Only the margin differs: sampling, placement and dtypes belong to the machine, not to a dataset.
         settings_of_dataset = settings.model_copy(update={"margin": margin})
@@ -122,7 +122,12 @@ def _build_heads(
     return HeadGroup(heads, [head.loss_weight for head in source.heads], (images / images.sum()).tolist())
 
 
-def _margins_of_datasets(config: Config, heads: Sequence[DatasetHead]) -> list[MarginSettings]:
+def margins_of_datasets(config: Config, heads: Sequence[DatasetHead]) -> list[MarginSettings]:
+    """Return the margin of each dataset of a mixture: the config's, with the keys that the mixture gives.
+
+    Raises:
+        ConfigError: a value is invalid, or names code; the message names the dataset.
+    """
     common, margins = config.head.margin, []
     for number, head in enumerate(heads, start=1):
         where = f"{config.data.train}: margin of dataset {number}"
