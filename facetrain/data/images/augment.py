@@ -158,7 +158,7 @@ class Augment:
 
         Args:
             image_BHWC: uint8 (B, H, W, 3) on any device.
-            draw_B: number of each image, int64 (B,), on which its draws depend: `Batch.draw_B`.
+            draw_B: number of each image, int64 (B,) on the host, on which its draws depend: `Batch.draw_B`.
             epoch: epoch, from 0.
 
         Returns:
@@ -167,7 +167,6 @@ class Augment:
         Raises:
             ConfigError: an augmentation of the user's own returns anything but such images.
         """
-        draw_B = draw_B.cpu()
         image = normalize(image_BHWC, self.flips(draw_B, epoch), self._buffers)
         for part in self._parts:
             rows_S, draws = self._drawn(part, draw_B, epoch, image.device)
