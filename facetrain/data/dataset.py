@@ -21,7 +21,8 @@ class FaceDataset(Protocol):
 
     Implementations can be read from any number of threads, and pickled: the reading processes receive a copy.
 
-    A dataset may also have these, which the functions below read; `CatalogDataset` has all of them:
+    A dataset may also have these, which the functions below read. `CatalogDataset` has all except `photo_landmarks`,
+    which `ListDataset` adds:
 
         prefetch(first, count)   asks the operating system to read neighboring images in advance
         name(index)              path of an image inside the dataset; None if it is unknown

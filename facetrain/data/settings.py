@@ -93,8 +93,8 @@ class DataSettings(Settings):
     image_size: ImageSize = 112
     """Width and height of the network input, in pixels."""
     num_classes: Annotated[int, Field(gt=0, le=_MOST_CLASSES)] | None = None
-    """Expected number of identities; a run with other data is refused. null: no check. If a
-    number is given, most labels may have no images."""
+    """Expected number of identities; a run with other data is refused. null: no check. If a number is given, most
+    labels may have no images."""
     num_images: Positive | None = None
     """Expected number of images; a run with other data is refused. null: no check."""
     min_images_per_identity: Positive = 1

@@ -1,4 +1,4 @@
-"""Gray values of images."""
+"""Gray values and blends of images."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 The identity of `KEY.jpg` is in `KEY.cls` or `KEY.json` in the same shard, or it is the name of the image's folder: one
 way for all images, because a lost label would make a new identity of a folder. A `.json` file of more than 1 MiB is no
-label. A hard link counts as the file before it that it is a link to; `tar` writes
-them for files with several names. Compressed shards are refused: gzip has no random access.
+label. A hard link counts as the file before it that it is a link to; `tar` writes them for files with several names.
+Compressed shards are refused: gzip has no random access.
 """
 
 from __future__ import annotations
