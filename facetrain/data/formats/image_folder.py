@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -93,29 +93,31 @@ def open_folder(folder: Path) -> CatalogDataset:
         DataError: there are no images.
     """
     skipped: list[SkippedFile] = []
+
+    def skip(name: str, kind: str, reason: str) -> None:
+        skipped.append(SkippedFile(printable(name), kind, reason))
+
     # Buffers and not lists of texts and numbers, which would take 280 bytes per image.
     identities, labels, names, name_sizes = list[str](), array("i"), bytearray(), array("i")
-    for identity, is_folder in _entries(folder, skipped):
+    for identity, is_folder in _entries(folder, skip):
         if identity in BESIDE_IDENTITIES:
             continue
         if not is_folder:
-            reason = "the file is not in the folder of an identity"
-            skipped.append(SkippedFile(printable(identity), "no_identity", reason))
+            skip(identity, "no_identity", "the file is not in the folder of an identity")
             continue
         files = 0
-        for name, is_folder in _entries(folder, skipped, f"{identity}/"):
+        for name, is_folder in _entries(folder, skip, f"{identity}/"):
             if is_folder:
-                reason = "a folder inside the folder of an identity"
-                skipped.append(SkippedFile(printable(name), "nested", reason))
+                skip(name, "nested", "a folder inside the folder of an identity")
             elif is_image_name(name):
                 encoded = os.fsencode(name)
                 names += encoded
                 name_sizes.append(len(encoded))
                 files += 1
             else:
-                skipped.append(SkippedFile(printable(name), "suffix", "not a format that OpenCV reads"))
+                skip(name, "suffix", "not a format that OpenCV reads")
         if not files:
-            skipped.append(SkippedFile(printable(identity), "empty", "the folder has no images"))
+            skip(identity, "empty", "the folder has no images")
             continue
         labels.extend([len(identities)] * files)
         identities.append(identity)
@@ -159,18 +161,19 @@ def _other_inputs(folder: Path, skipped: Sequence[SkippedFile]) -> str:
     )
 
 
-def _entries(folder: Path, skipped: list[SkippedFile], parent: str = "") -> Iterator[tuple[str, bool]]:
-    """Yield the sorted paths in a folder, or in a folder of it, and whether each is a folder; list what is skipped."""
+def _entries(
+    folder: Path, skip: Callable[[str, str, str], None], parent: str = ""
+) -> Iterator[tuple[str, bool]]:
+    """Yield the sorted paths in a folder, or in a folder of it, and whether each is a folder; skip the others."""
     with os_errors_as(DataError, folder / parent), os.scandir(folder / parent) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
             name = parent + entry.name
             if entry.name.startswith("."):  # macOS writes ._NAME.jpg beside each image on a foreign disk
-                skipped.append(SkippedFile(printable(name), "hidden", "the name begins with a dot"))
+                skip(name, "hidden", "the name begins with a dot")
             elif name == _LOST_AND_FOUND:
-                skipped.append(SkippedFile(name, "special", "a folder of the file system"))
+                skip(name, "special", "a folder of the file system")
             elif not parent and entry.is_symlink() and not os.path.exists(entry.path):
-                reason = "a link to a file or folder that does not exist"
-                skipped.append(SkippedFile(printable(name), "special", reason))
+                skip(name, "special", "a link to a file or folder that does not exist")
             else:
                 yield name, entry.is_dir()
 
