@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import tarfile
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,8 +42,10 @@ _END_BYTES = 2 * tarfile.RECORDSIZE
 # What tarfile raises for damaged headers: MemoryError for a size of gigabytes; ValueError and OverflowError for numbers
 # of a PAX header that are none, or too long.
 _TAR_ERRORS = (tarfile.TarError, OSError, MemoryError, ValueError, OverflowError)
-Image = tuple[tuple[int, int, int, int], str, int | str, bool]
-"""Places of the header and of the image, as offset and size; the folder; the identity; whether a file has it."""
+Place = tuple[int, int, int, int]
+"""Offset and size of the header, and of the image."""
+Image = tuple[Place, str, int | str, bool]
+"""Place, folder, identity, and whether a file has the identity."""
 
 
 class TarDataset(CatalogDataset):
@@ -117,13 +119,47 @@ def _images(path: Path, skipped: list[SkippedFile]) -> Iterator[Image]:
 
     The identity is a number if .cls or .json has one, otherwise a name. If both files exist, .cls counts.
     """
-    images: dict[str, tuple[str, tuple[int, int, int, int]]] = {}
-    labels: dict[tuple[str, str], bytes] = {}
-    others: list[tuple[str, str]] = []
 
     def skip(name: str, kind: str, reason: str) -> None:
         skipped.append(SkippedFile(f"{path.name}/{printable(name)}", kind, reason))
 
+    images, labels, others = _read_members(path, skip)
+    for key, name in others:
+        if key not in images:  # other files of an image, such as masks, are ignored
+            skip(
+                name, "suffix", "no image: its suffix begins at the first dot, where the key of an image ends"
+            )
+    for key, suffix in labels:
+        # A .json without an image may describe the archive.
+        if suffix == ".cls" and key not in images:
+            skip(key.lstrip("/") + suffix, "suffix", "a label, and no image has its key")
+    for key, (_, place) in images.items():
+        folder = key.rpartition("/")[0].rpartition("/")[2]
+        identity: int | str = folder
+        suffix = next((suffix for suffix in (".cls", ".json") if (key, suffix) in labels), "")
+        if suffix:
+            identity = _identity(
+                labels[key, suffix], suffix, f"{path}: {printable(key.lstrip('/') + suffix)}"
+            )
+        elif not folder:
+            raise DataError(
+                f"{path}: image {printable(key[1:])} has neither a .cls or .json file (up to "
+                f"{_MAX_LABEL_BYTES:,} bytes) nor a folder that names its identity"
+            )
+        yield place, folder, identity, bool(suffix)
+
+
+def _read_members(
+    path: Path, skip: Callable[[str, str, str], None]
+) -> tuple[dict[str, tuple[str, Place]], dict[tuple[str, str], bytes], list[tuple[str, str]]]:
+    """Return the images of a shard, its labels and its other files; call `skip` for members that cannot be one.
+
+    They are the name and the place of each image by its key, the content of each file with a label by key and suffix,
+    and key and name of each other file.
+    """
+    images: dict[str, tuple[str, Place]] = {}
+    labels: dict[tuple[str, str], bytes] = {}
+    others: list[tuple[str, str]] = []
     try:
         with open_stream(path) as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
             # tarfile takes a damaged header for the end of the archive: `_require_end` finds it.
@@ -153,29 +189,7 @@ def _images(path: Path, skipped: list[SkippedFile]) -> Iterator[Image]:
         raise DataError(
             f"{path}: not a tar archive ({error_reason(error)}); copy it again, or decompress it"
         ) from error
-    for key, name in others:
-        if key not in images:  # other files of an image, such as masks, are ignored
-            skip(
-                name, "suffix", "no image: its suffix begins at the first dot, where the key of an image ends"
-            )
-    for key, suffix in labels:
-        # A .json without an image may describe the archive.
-        if suffix == ".cls" and key not in images:
-            skip(key.lstrip("/") + suffix, "suffix", "a label, and no image has its key")
-    for key, (_, place) in images.items():
-        folder = key.rpartition("/")[0].rpartition("/")[2]
-        identity: int | str = folder
-        suffix = next((suffix for suffix in (".cls", ".json") if (key, suffix) in labels), "")
-        if suffix:
-            identity = _identity(
-                labels[key, suffix], suffix, f"{path}: {printable(key.lstrip('/') + suffix)}"
-            )
-        elif not folder:
-            raise DataError(
-                f"{path}: image {printable(key[1:])} has neither a .cls or .json file (up to "
-                f"{_MAX_LABEL_BYTES:,} bytes) nor a folder that names its identity"
-            )
-        yield place, folder, identity, bool(suffix)
+    return images, labels, others
 
 
 def _require_end(path: Path, offset: int) -> None:
