@@ -148,16 +148,14 @@ def _read_header(data: bytes) -> ImageHeader | None:
         width, height = struct.unpack_from("<ii", data, 18)
         return ImageHeader("BMP", abs(width), abs(height))
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        size = _webp_size(data)
-        return None if size is None else ImageHeader("WebP", *size)
+        return _webp_header(data)
     if data[4:8] == b"ftyp":
         # The first brand can be mif1, which any coded image may have; the compatible brands name the codec.
         brands = data[8 : int.from_bytes(data[:4], "big")]
         name = "AVIF" if b"avi" in brands else "HEIC" if b"hei" in brands else ""
         return _largest_box_size(name, data) if name else None
     if data[:4] in (b"II*\x00", b"MM\x00*"):
-        size = _tiff_size(data)
-        return None if size is None else ImageHeader("TIFF", *size)
+        return _tiff_header(data)
     match = _PNM.match(data[:_PNM_HEADER_BYTES])
     if match is None or (match[1] not in b"14" and match[4] not in _PNM_WHITE):
         return None
@@ -169,17 +167,18 @@ def _start_of_frame(data: bytes) -> int | None:
     return next((position for position, marker in _jpeg_segments(data) if marker in _START_OF_FRAME), None)
 
 
-def _webp_size(data: bytes) -> tuple[int, int] | None:
-    """Return the size of a lossy, lossless or extended WebP (RFC 9649, sections 2.5 to 2.7)."""
+def _webp_header(data: bytes) -> ImageHeader | None:
+    """Return the header of a lossy, lossless or extended WebP (RFC 9649, sections 2.5 to 2.7)."""
     kind = data[12:16]
     if kind == b"VP8 ":
         width, height = struct.unpack_from("<HH", data, 26)
-        return width & 0x3FFF, height & 0x3FFF
+        return ImageHeader("WebP", width & 0x3FFF, height & 0x3FFF)
     if kind == b"VP8L":
         (bits,) = struct.unpack_from("<I", data, 21)
-        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+        return ImageHeader("WebP", (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1)
     if kind == b"VP8X" and len(data) >= 30:
-        return int.from_bytes(data[24:27], "little") + 1, int.from_bytes(data[27:30], "little") + 1
+        width, height = (int.from_bytes(data[at : at + 3], "little") + 1 for at in (24, 27))
+        return ImageHeader("WebP", width, height)
     return None
 
 
@@ -203,14 +202,14 @@ def _largest_box_size(name: str, data: bytes) -> ImageHeader | None:
     return ImageHeader(name, *max(sizes, key=math.prod)) if sizes else None
 
 
-def _tiff_size(data: bytes) -> tuple[int, int] | None:
-    """Return the size of a TIFF, or of its tiles if they are too large: a tile of a small image is decoded whole."""
+def _tiff_header(data: bytes) -> ImageHeader | None:
+    """Return the header of a TIFF, with the size of its tiles if they are too large: they are decoded whole."""
     tags = _tiff_tags(data)
     size = tags.get(_TIFF_WIDTH, -1), tags.get(_TIFF_HEIGHT, -1)
     tile = tags.get(_TIFF_TILE_WIDTH, 0), tags.get(_TIFF_TILE_HEIGHT, 0)
     if min(*size, *tile) < 0:
         return None
-    return tile if tile[0] * tile[1] > MAX_PIXELS else size
+    return ImageHeader("TIFF", *(tile if tile[0] * tile[1] > MAX_PIXELS else size))
 
 
 def _tiff_tags(data: bytes) -> dict[int, int]:
