@@ -56,6 +56,7 @@ _RATES_AT = {"tar": "FAR", "fnmr": "FMR", "tpir": "FPIR", "fnir": "FPIR"}
 """Rate -> rate that defines its threshold."""
 
 if TYPE_CHECKING:
+    from facetrain.verify.metrics.cross_groups import CrossGroups
     from facetrain.verify.metrics.group_summary import Group
     from facetrain.verify.model_comparison import Difference
     from facetrain.verify.model_results import ModelResults
@@ -127,7 +128,12 @@ def format_counts(result: Result) -> str:
 
 
 def format_warnings(result: Result) -> Iterator[str]:
-    """Yield a warning of scores that are reversed."""
+    """Yield a warning of scores that are reversed, and one of few subjects."""
+    yield from _format_reversed(result)
+    yield from _format_few_subjects(result)
+
+
+def _format_reversed(result: Result) -> Iterator[str]:
     auc = result.metrics.get("auc")
     if auc is not None and auc < 0.5:
         yield (
@@ -136,7 +142,7 @@ def format_warnings(result: Result) -> Iterator[str]:
         )
 
 
-def format_few_subjects(result: Result) -> Iterator[str]:
+def _format_few_subjects(result: Result) -> Iterator[str]:
     """Yield a warning of intervals that rest on few subjects, or are missing for this reason."""
     subjects = min(map(result.subjects_of, result.replicates), default=FEW_SUBJECTS)
     if subjects < LEAST_SUBJECTS:
@@ -152,7 +158,7 @@ def format_evaluation(evaluation: ModelResults) -> Iterator[str]:
     """Yield the lines of an evaluation: metrics of every set, its slices, the differences to the other model."""
     for name, result in evaluation.results.items():
         yield f"{name}: {format_counts(result)}"
-        yield from (f"  {warning}" for warning in (*format_warnings(result), *format_few_subjects(result)))
+        yield from (f"  {warning}" for warning in format_warnings(result))
         for metric, value in shown_metrics(result):
             if value is not None:
                 shown = format_value(metric, value, result.interval.get(metric))
@@ -164,12 +170,7 @@ def format_evaluation(evaluation: ModelResults) -> Iterator[str]:
         yield from (f"  {line}" for line in format_slice_threshold(result))
         yield from (f"  {_format_group(group)}" for group in result.groups)
         for matrix in result.cross_groups:
-            yield f"  {matrix.column}, FMR between {', '.join(matrix.groups)}:"
-            for group, rates in zip(matrix.groups, matrix.fmr_VV.tolist(), strict=True):
-                cells = "  ".join(
-                    f"{format_number('fmr', None if math.isnan(rate) else rate):>8}" for rate in rates
-                )
-                yield f"    {group:16} {cells}"
+            yield from (f"  {line}" for line in _format_matrix(matrix))
         for curve in result.discards:
             if curve.area_ratio is not None:
                 remark = few_errors(curve.rejected, "rejected pair")
@@ -182,7 +183,7 @@ def format_evaluation(evaluation: ModelResults) -> Iterator[str]:
     for name, differences in evaluation.differences.items():
         untested = f" no metric to compare, of at least {LEAST_SUBJECTS} subjects"
         yield f"{name}, against {evaluation.against}:{'' if differences else untested}"
-        yield from (f"  {warning}" for warning in format_warnings(evaluation.other_results[name]))
+        yield from (f"  {warning}" for warning in _format_reversed(evaluation.other_results[name]))
         for metric, first, second, gap, interval, p in format_differences(differences):
             yield f"  {metric:16} {first} − {second} = {gap} {interval}  p {p}"
 
@@ -208,6 +209,14 @@ def format_slice_threshold(result: Result) -> Iterator[str]:
         place = f"slices at {result.scale.name} >= {threshold:.4f}"
         rate = f"FMR {format_number('fmr', fmr)} of all impostor pairs"
         yield f"{place}: {rate}  {few_errors(round(fmr * impostors), 'false accept')}".rstrip()
+
+
+def _format_matrix(matrix: CrossGroups) -> Iterator[str]:
+    """Yield the false match rates between the groups of a column, a line for each group."""
+    yield f"{matrix.column}, FMR between {', '.join(matrix.groups)}:"
+    for group, rates in zip(matrix.groups, matrix.fmr_VV.tolist(), strict=True):
+        cells = (f"{format_number('fmr', None if math.isnan(rate) else rate):>8}" for rate in rates)
+        yield f"  {group:16} {'  '.join(cells)}"
 
 
 def _format_group(group: Group) -> str:

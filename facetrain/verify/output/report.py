@@ -22,7 +22,6 @@ from facetrain.verify.output.figures import result_figures
 from facetrain.verify.output.formatting import (
     format_counts,
     format_differences,
-    format_few_subjects,
     format_interval,
     format_number,
     format_slice_threshold,
@@ -183,7 +182,7 @@ def _set_values(evaluation: ModelResults, name: str, figures: Mapping[str, Figur
     return {
         "name": name,
         "counts": format_counts(result),
-        "warnings": [*format_warnings(result), *format_few_subjects(result)],
+        "warnings": list(format_warnings(result)),
         "scale": result.scale.name,
         "metrics": list(_metric_rows(result)),
         "needs": [f"{metric_words(name)}: {need}" for name, need in result.needs.items()],
