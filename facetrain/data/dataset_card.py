@@ -108,7 +108,7 @@ def card_text(cards: Iterable[DatasetCard], *, before: Any = None) -> str:
 
 
 def carry_cards(
-    sources: Sequence[Path], folder: Path, size: tuple[int, int], digest: ImageDigest | None = None
+    sources: Sequence[Path], folder: Path, size: tuple[int, int], digest: ImageDigest | None
 ) -> None:
     """Write the cards of the datasets from which another one was written.
 

@@ -128,7 +128,7 @@ class ImageEmbedder:
         name: str,
         mirrored: bool,
         indices: Sequence[int],
-        landmarks: Landmarks | None = None,
+        landmarks: Landmarks | None,
     ) -> np.ndarray:
         """Return the embeddings of encoded images: float32 (N, R, D), not normalized.
 

@@ -23,7 +23,7 @@ import re
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
@@ -48,7 +48,7 @@ class Copy:
     """Address with what identifies this version: a commit of the Hub, or `#sha256=` for a single file."""
     place: str
     """Path of the file or folder in the folder of all downloads."""
-    files: dict[str, tuple[str, list[int]]] = field(default_factory=dict)
+    files: dict[str, tuple[str, list[int]]]
     """SHA-256 and `stamp_of` of each file, by its path below `place`; the name of a single file is empty."""
 
 
@@ -57,12 +57,12 @@ class _Request:
     """An address that is wanted, and what is known of it beforehand."""
 
     url: str
-    sha256: str | None = None
-    terms: str = ""
-    file: str | None = None
+    sha256: str | None
+    terms: str
+    file: str | None
     """Name for the local file; None: as in the address."""
-    progress: ProgressCallback = ignore_progress
-    say: Callable[[str], None] = lambda line: None
+    progress: ProgressCallback
+    say: Callable[[str], None]
 
 
 def is_name(text: str) -> bool:

@@ -130,12 +130,7 @@ def evaluate(
         return evaluation
 
 
-def evaluate_scores(
-    scores: Path,
-    *,
-    against: Path | None = None,
-    options: EvaluationOptions | None = None,
-) -> ModelResults:
+def evaluate_scores(scores: Path, *, against: Path | None = None, options: EvaluationOptions) -> ModelResults:
     """Evaluate the scores of another system, without its images.
 
     Args:
@@ -146,7 +141,6 @@ def evaluate_scores(
     Raises:
         DataError: a file cannot be read, or the second system has other pairs.
     """
-    options = options or EvaluationOptions()
     table = read_scores(scores)
     name = scores.stem
     warn_of_faults(name, table.scored.same_P)

@@ -110,7 +110,7 @@ def results_from_embeddings(
     target: AnySet,
     embeddings: tuple[np.ndarray, ...],
     options: EvaluationOptions,
-    table: SliceTable | None = None,
+    table: SliceTable | None,
 ) -> dict[str, Result]:
     """Return the results of a set by name from its embeddings, float32 (N, D) each, not normalized.
 

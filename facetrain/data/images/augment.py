@@ -101,7 +101,7 @@ class Augmentation:
     name: str
     probability: float
     augment: Callable[[Tensor, Draws], Tensor]
-    move: Callable[[Tensor, Draws], Tensor] | None = None
+    move: Callable[[Tensor, Draws], Tensor] | None
     """What it does to landmarks; None: nothing."""
 
 

@@ -48,7 +48,7 @@ def draw_jpeg(seed: int, identity: int, number: int, size: int) -> bytes:
     return encode_jpeg(draw_face(sample_identity(seed, identity), photo, size), photo.quality)
 
 
-def draw_face(identity: Identity, photo: Photo, size: int = 112) -> np.ndarray:
+def draw_face(identity: Identity, photo: Photo, size: int) -> np.ndarray:
     """Draw one image: uint8 (S, S, 3), RGB."""
     image = cv2.resize(photo.background, (size, size), interpolation=cv2.INTER_LINEAR)
     scale = size / 112

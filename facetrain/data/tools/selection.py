@@ -97,7 +97,7 @@ def select_merged(folders: Sequence[Path]) -> Selection:
     return replace(selection, without_landmarks=lacking if len(lacking) < len(folders) else ())
 
 
-def select_parts(folder: Path, *, validation: float, seed: int = 0) -> dict[str, Selection]:
+def select_parts(folder: Path, *, validation: float, seed: int) -> dict[str, Selection]:
     """Select a training set and a validation set, which have no identity in common, by their names.
 
     Args:

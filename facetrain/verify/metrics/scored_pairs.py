@@ -11,7 +11,7 @@ import numpy as np
 from facetrain.data.pair_folds import FOLDS, fold_order
 from facetrain.verify.metrics import bootstrap
 from facetrain.verify.metrics.curve_metrics import CURVE_METRICS, CurveMetric
-from facetrain.verify.metrics.draws import DRAWS, Draws
+from facetrain.verify.metrics.draws import Draws
 from facetrain.verify.metrics.fold_accuracy import (
     THRESHOLDS,
     FoldAccuracy,
@@ -80,7 +80,7 @@ class ScoredPairs:
         return replace(self, score_P=score_P, same_P=same_P, first_P=first_P, second_P=second_P)
 
 
-def pair_result(pairs: ScoredPairs, *, protocol: str, draws: Draws = DRAWS) -> Result:
+def pair_result(pairs: ScoredPairs, *, protocol: str, draws: Draws) -> Result:
     """Return the `CURVE_METRICS` with their intervals, the ROC, the histogram and the hardest pairs."""
     curve = roc(pairs.score_P, pairs.same_P)
     genuine = int(pairs.same_P.sum())
@@ -103,7 +103,7 @@ def pair_result(pairs: ScoredPairs, *, protocol: str, draws: Draws = DRAWS) -> R
     return result
 
 
-def add_fold_accuracy(result: Result, pairs: ScoredPairs, *, draws: Draws = DRAWS) -> None:
+def add_fold_accuracy(result: Result, pairs: ScoredPairs, *, draws: Draws) -> None:
     """Add `accuracy` and `accuracy_std` by the 10-fold protocol, and the ROC on the published grid.
 
     For cosines, also add the published `threshold`, a squared distance. The folds are runs of consecutive pairs, as in
@@ -139,7 +139,7 @@ def _score_threshold(pairs: ScoredPairs, distance: float) -> float:
 
 
 def bootstrap_fold_accuracy(
-    pairs: ScoredPairs, *, draws: Draws = DRAWS
+    pairs: ScoredPairs, *, draws: Draws
 ) -> tuple[FoldAccuracy, dict[str, np.ndarray]]:
     """Return the fold accuracy, and `accuracy` and `threshold` in every draw, (R,) each.
 
@@ -199,10 +199,10 @@ def _bootstrap_curve(pairs: ScoredPairs, result: Result, draws: Draws) -> dict[s
     return bootstrap.replicate(metrics, pairs.subjects, draws, pairs=len(pairs.same_P))
 
 
-def histogram(pairs: ScoredPairs, bins: int = _HISTOGRAM_BINS) -> Histogram:
+def histogram(pairs: ScoredPairs) -> Histogram:
     """Count the pairs of either kind in equal bins of the scores' range, for cosines from −1 to 1."""
     low, high = pairs.scale.low, pairs.scale.high
-    edge = np.linspace(low, high, bins + 1)
+    edge = np.linspace(low, high, _HISTOGRAM_BINS + 1)
     # Rounding can bring a cosine slightly outside of [−1, 1], where np.histogram would drop it.
     score_P = np.clip(pairs.score_P, low, high)
     genuine, impostor = (np.histogram(score_P[kind], edge)[0] for kind in (pairs.same_P, ~pairs.same_P))

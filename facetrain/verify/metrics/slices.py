@@ -11,7 +11,7 @@ import numpy as np
 from facetrain.verify.metrics import bootstrap
 from facetrain.verify.metrics.cross_groups import cross_groups
 from facetrain.verify.metrics.discard import discard_curve
-from facetrain.verify.metrics.draws import DRAWS, Draws
+from facetrain.verify.metrics.draws import Draws
 from facetrain.verify.metrics.group_summary import RATES, Group, summarize_groups, without_chance
 from facetrain.verify.metrics.pair_blocks import PairBlocks, every_subject_once
 from facetrain.verify.metrics.result import Result
@@ -28,9 +28,9 @@ def add_slices(
     columns: Mapping[str, np.ndarray],
     qualities: Mapping[str, np.ndarray],
     *,
-    sides: Mapping[str, tuple[np.ndarray, np.ndarray]] | None = None,
-    fmr: float | None = None,
-    draws: Draws = DRAWS,
+    sides: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    fmr: float | None,
+    draws: Draws,
 ) -> None:
     """Add the error rates of every value of every column, and the error-versus-discard curve of each quality measure.
 
@@ -61,11 +61,11 @@ def add_slices(
     result.threshold["slices"] = threshold
     mixed = {
         name: set(columns[name][first != second])
-        for name, (first, second) in (sides or {}).items()
+        for name, (first, second) in sides.items()
         if name in columns
     }
     result.groups, result.group_summaries = slice_groups(pairs, columns, threshold, mixed=mixed, draws=draws)
-    for column, groups in (sides or {}).items():
+    for column, groups in sides.items():
         matrix = cross_groups(pairs.score_P, pairs.same_P, groups, threshold, column)
         result.cross_groups += [matrix] if matrix else []
     for name, quality_P in qualities.items():
@@ -79,7 +79,7 @@ def slice_groups(
     threshold: float,
     *,
     mixed: Mapping[str, Set[str]] | None = None,
-    draws: Draws = DRAWS,
+    draws: Draws,
 ) -> tuple[list[Group], list[Group]]:
     """Return accuracy, FMR and FNMR for every value of every column, at one threshold for all, and their spread.
 
