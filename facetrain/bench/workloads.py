@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from facetrain.config.schema import Config
+if TYPE_CHECKING:
+    from facetrain.config.schema import Config
 
 DEFAULT_CONFIG = {"data": {"train": "generated"}, "model": {"backbone": "r18"}, "train": {"batch_size": 64}}
 """Config of `facetrain bench train`."""
