@@ -36,7 +36,7 @@ def test_transformed_datasets_report_their_size(data, tmp_path):
     one = json.loads(run("merge", two[0]["folder"], two[1]["folder"], "--output", tmp_path / "one", "--json"))
     assert one == {"folder": str(tmp_path / "one"), "identities": 20, "images": 40, "skipped": [],
                    "empty_identities": 0, "is_reordered": False, "without_landmarks": [],
-                   "mixture_settings": []}  # fmt: skip
+                   "resized": 0, "mixture_settings": []}  # fmt: skip
     images = run("convert", tmp_path / "one", "--to", "folder", "--output", tmp_path / "images")
     assert "40 images of 20 identities" in images and open_dataset(tmp_path / "images").num_images == 40
 
