@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from facetrain.models.embedding_model import EmbeddingModel
-from facetrain.models.model_file import CARDS_KEY, CONFIG_KEY
+from facetrain.models.model_file import CARDS_KEY, CONFIG_KEY, SOURCES_KEY
 from facetrain.text import printable
 
 _TO_FILL_IN = "_to be filled in by the publisher of the model_"
@@ -45,11 +45,10 @@ def model_card(
         file: Facts about the exported file, by their names.
         license: License of the model; None leaves it to the publisher.
     """
-    config = model.metadata.get(CONFIG_KEY)
     lines = [
         f"# {escape_markdown(name)}\n",
         *_network(model, file, license),
-        *_training(config if isinstance(config, Mapping) else {}),
+        *_training(model.metadata.get(CONFIG_KEY), model.metadata.get(SOURCES_KEY)),
         *_datasets(model.metadata.get(CARDS_KEY)),
         *_results(results),
         *_limits(results),
@@ -73,13 +72,20 @@ def _network(model: EmbeddingModel, file: Mapping[str, str], license: str | None
     yield f"- {'license and ' if license is None else ''}intended use: {_TO_FILL_IN}\n"
 
 
-def _training(config: Mapping[str, Any]) -> Iterator[str]:
+def _training(config: Any, sources: Any) -> Iterator[str]:
     yield "## Training\n"
-    if not config:
+    averaged = [
+        f"{escape_markdown(_without_folders(each.get('model')))} (weight {escape_markdown(each.get('weight'))})"
+        for each in (sources if isinstance(sources, list) else [])
+        if isinstance(each, Mapping)
+    ]
+    if averaged:
+        yield f"Average of {', '.join(averaged)}. The settings are those of the first one.\n"
+    if not isinstance(config, Mapping) or not config:
         yield f"The model file does not contain the settings of the training. Data: {_TO_FILL_IN}\n"
         return
     # The other sections are about the machine and the outputs of the run.
-    for section in ("data", "model", "head", "optim", "train"):
+    for section in ("data", "model", "head", "distill", "optim", "train"):
         for key, value in _settings(config.get(section, {}), section):
             yield f"- `{_in_code(key)}`: {escape_markdown(value)}"
     yield ""

@@ -28,6 +28,19 @@ def test_the_model_card_lists_origin_and_license_of_all_datasets():
     assert "- ours" in text and "license: _to be filled in" in text
 
 
+def test_a_card_names_the_teacher_and_the_models_of_an_average():
+    model = model_of([], config={"distill": {"teacher": "/home/ann/big", "margin_weight": 0}})
+    model.metadata["average_of"] = [
+        {"model": "/home/ann/a.pt", "weight": 0.25},
+        {"model": "b", "weight": 0.75},
+    ]
+    text = model_card(model, "net", results={})
+    assert "- `distill.teacher`: big\n- `distill.margin_weight`: 0\n" in text
+    assert (
+        "Average of a.pt (weight 0.25), b (weight 0.75). The settings are those of the first one.\n" in text
+    )
+
+
 def test_without_dataset_cards_the_publisher_states_origin_and_terms():
     assert "Origin and terms of the data, and consent of the people: _to be filled in" in card_of([])
 
