@@ -77,7 +77,7 @@ def check_start(
         *_check_schedule(config, schedule),
         # A run that continues may have measured its batch when it began.
         *_check_effects(config, scaled=state.resumed or not measured.isdisjoint(CHOSEN_KEYS["batch"])),
-        *_check_margins(config, source),
+        *_check_mixture(config, source),
         *_check_suited(config, facts, settled),
         *_check_lengths(state),
         *check_free_space(
@@ -188,14 +188,21 @@ def _check_effects(config: Config, *, scaled: bool) -> Iterator[str]:
             yield f"{section}.{name}: {json.dumps(value)} has no effect without {condition}"
 
 
-def _check_margins(config: Config, source: FaceDataset) -> Iterator[str]:
-    """Yield the keys of a mixture's margins that have no effect."""
+def _check_mixture(config: Config, source: FaceDataset) -> Iterator[str]:
+    """Yield the values of a mixture's heads that have no effect."""
     heads = source.heads if isinstance(source, MixtureDataset) else None
     if heads is None:
         return
+    distill = config.distill
+    counts_alike = distill is not None and (distill.loss, distill.margin_weight) == ("cosine", 0)
     for number, (head, margin) in enumerate(
         zip(heads, margins_of_datasets(config, heads), strict=True), start=1
     ):
+        if counts_alike and head.loss_weight != 1:
+            yield (
+                f"{config.data.train}: loss_weight of dataset {number}: {head.loss_weight:g} has no effect with "
+                "distill.loss: cosine and distill.margin_weight: 0"
+            )
         for key in unused_keys(margin):
             if key in head.margin:  # and not in the margin of the config, which is reported for itself
                 given = f"{config.data.train}: margin of dataset {number}: {key}: {head.margin[key]}"

@@ -11,7 +11,7 @@ from torch import nn
 
 from facetrain.backbone.own_network import OwnNetwork
 from facetrain.checkpoint.load import Checkpoint
-from facetrain.config.loading import build_config, load_config
+from facetrain.config.loading import build_config, load_config, with_values
 from facetrain.data.build import open_training_data
 from facetrain.errors import ConfigError, RunError
 from facetrain.head.build import build_margin
@@ -204,19 +204,23 @@ def test_a_value_without_effect_is_reported(value, keys):
     assert len(found) == len(keys) and all(key in line for key, line in zip(keys, found, strict=True))
 
 
-def test_a_value_without_effect_in_the_margin_of_a_dataset_is_reported(tmp_path):
+def test_a_value_without_effect_in_the_head_of_a_dataset_is_reported(tmp_path):
     write_records(tmp_path / "a", [0, 0, 1, 1], size=8)
     margins = ("{}", "{m3: 0.9}", "{type: cosface}", "{type: cosface, m2: 1.2}")
-    parts = "".join(f"- {{path: a, margin: {margin}}}\n" for margin in margins)
+    parts = "".join(f"- {{path: a, margin: {margin}, loss_weight: 0.5}}\n" for margin in margins)
     (tmp_path / "mixture.yaml").write_text(f"heads: separate\ndatasets:\n{parts}")
     config = build_config(
         {"data": {"train": f"{tmp_path}/mixture.yaml"}, "head": {"margin": {"m2": 0.4}}}, "x"
     )
-    found = list(start_checks._check_margins(config, open_training_data(config.data)))
+    found = list(start_checks._check_mixture(config, open_training_data(config.data)))
     assert [line.partition("mixture.yaml: margin of ")[2] for line in found] == [
         "dataset 2: m3: 0.9 has no effect with type arcface",
         "dataset 4: m2: 1.2 has no effect with type cosface",
     ]
+    taught = with_values(config, {"distill.teacher": "x", "distill.margin_weight": 0}, "x")
+    (line, *others) = start_checks._check_mixture(taught, open_training_data(config.data))
+    assert "mixture.yaml: loss_weight of dataset 1: 0.5 has no effect with distill.loss: cosine" in line
+    assert len(others) == 2 + 3
 
 
 class Unit(nn.Module):
