@@ -18,7 +18,7 @@ import numpy as np
 from facetrain.data.images.align import align, aligned_landmarks
 from facetrain.data.skipped_files import SkippedFile
 from facetrain.data.tools.aligned_images import NoFaceError, skipped_image
-from facetrain.data.tools.landmark_finder import YuNet
+from facetrain.data.tools.yunet import YuNet
 from facetrain.distributed import collectives
 from facetrain.distributed.world import World, join
 from facetrain.embeddings.embedder import EncodedImage, ImageEmbedder, Landmarks

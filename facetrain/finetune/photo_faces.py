@@ -13,10 +13,11 @@ from facetrain.data.images.copies import different_images
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.skipped_files import skipped_count, skipped_summary
-from facetrain.data.tools.landmark_finder import LandmarkFinder, YuNet
+from facetrain.data.tools.landmark_finder import LandmarkFinder
 from facetrain.data.tools.pack import pack
 from facetrain.data.tools.selection import Selection
 from facetrain.data.tools.writing import write_parts
+from facetrain.data.tools.yunet import YuNet
 from facetrain.embeddings.photo_check import PhotoCheck
 from facetrain.errors import UnreadableError, UsageError
 from facetrain.finetune.held_out import (

@@ -29,7 +29,7 @@ from facetrain.data.formats.recordio import RecordReader, decode_record
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.clean_report import read_report
-from facetrain.data.tools.landmark_finder import read_landmark_table
+from facetrain.data.tools.landmark_table import read_landmark_table
 from facetrain.data.tools.pair_sources import read_pairs
 from facetrain.embeddings.embedding_files import open_embeddings
 from facetrain.errors import (

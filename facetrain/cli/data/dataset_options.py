@@ -146,7 +146,8 @@ class FaceLandmarks:
         """
         if self.landmarks is not None and self.detector is not None:
             raise UsageError("--landmarks and --detector cannot be combined; give one of them")
-        from facetrain.data.tools.landmark_finder import YuNet, read_landmark_table
+        from facetrain.data.tools.landmark_table import read_landmark_table
+        from facetrain.data.tools.yunet import YuNet
 
         if self.landmarks is not None:
             return read_landmark_table(self.landmarks)

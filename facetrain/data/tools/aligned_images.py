@@ -9,7 +9,8 @@ import numpy as np
 from facetrain.data.images.align import align, aligned_landmarks
 from facetrain.data.images.decode import decode_rgb, encode_jpeg
 from facetrain.data.skipped_files import SkippedFile
-from facetrain.data.tools.landmark_finder import LandmarkFinder, YuNet
+from facetrain.data.tools.landmark_finder import LandmarkFinder
+from facetrain.data.tools.yunet import YuNet
 from facetrain.errors import ImageError, UnreadableError
 from facetrain.face_landmarks import normalize_landmarks
 

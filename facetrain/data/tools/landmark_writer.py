@@ -17,7 +17,8 @@ from facetrain.data.formats.landmark_file import landmarks_path, square_landmark
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.mixture import is_mixture
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.tools.landmark_finder import LandmarkFinder, require_distinct_names
+from facetrain.data.tools.landmark_finder import LandmarkFinder
+from facetrain.data.tools.landmark_table import require_distinct_names
 from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.errors import DataError
 from facetrain.files import creation_fault

@@ -18,12 +18,8 @@ from facetrain.data.images.decode import decode_rgb, encode_jpeg, is_upright_jpe
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.skipped_files import SkippedFile
 from facetrain.data.tools.aligned_images import QUALITY, AlignedImages, skipped_image
-from facetrain.data.tools.landmark_finder import (
-    LandmarkFinder,
-    aligned_face_landmarks,
-    require_distinct_names,
-    require_order,
-)
+from facetrain.data.tools.landmark_finder import LandmarkFinder, aligned_face_landmarks
+from facetrain.data.tools.landmark_table import require_distinct_names, require_order
 from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.data.tools.selection import Selection
 from facetrain.data.tools.writing import WrittenDataset, write_dataset

@@ -12,7 +12,7 @@ from facetrain.cli.app import app
 from facetrain.data.formats.bin import write_bin
 from facetrain.data.images.align import align, aligned_landmarks
 from facetrain.data.images.decode import encode_png
-from facetrain.data.tools.landmark_finder import YuNet
+from facetrain.data.tools.yunet import YuNet
 from facetrain.embeddings.embed_images import embed_images
 from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.embeddings.inference import Inference

@@ -11,7 +11,8 @@ import pytest
 
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.synthetic.drawing import draw_jpeg
-from facetrain.data.tools.landmark_finder import LandmarkTable, YuNet
+from facetrain.data.tools.landmark_table import LandmarkTable
+from facetrain.data.tools.yunet import YuNet
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import ConfigError, UsageError
 from facetrain.finetune.first_model import trainable_model

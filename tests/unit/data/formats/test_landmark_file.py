@@ -19,7 +19,7 @@ from facetrain.data.loading.sampler import GlobalSampler, SampleOrder
 from facetrain.data.mixture import MixtureDataset
 from facetrain.data.open_dataset import open_dataset, require_landmarks
 from facetrain.data.settings import AugmentSettings
-from facetrain.data.tools.landmark_finder import read_landmark_table
+from facetrain.data.tools.landmark_table import read_landmark_table
 from facetrain.data.tools.landmark_writer import write_dataset_landmarks
 from facetrain.data.tools.pack import pack
 from facetrain.errors import DataError

@@ -7,9 +7,10 @@ import pytest
 from facetrain.data.images.align import align
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.tools.landmark_finder import YuNet, _Face, read_landmark_table, select_face
+from facetrain.data.tools.landmark_table import read_landmark_table
 from facetrain.data.tools.landmark_writer import write_dataset_landmarks
 from facetrain.data.tools.pack import pack
+from facetrain.data.tools.yunet import YuNet, _Face, select_face
 from facetrain.errors import DataError, ImageError
 from facetrain.face_landmarks import ARCFACE_TEMPLATE
 from tests.support.detector import write_detector

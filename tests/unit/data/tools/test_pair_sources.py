@@ -10,9 +10,10 @@ from facetrain.data.formats.bin import read_bin, write_bin
 from facetrain.data.formats.bin_tables import subjects_path, write_subjects
 from facetrain.data.formats.landmark_file import landmarks_path, write_landmarks
 from facetrain.data.images.header import read_header
-from facetrain.data.tools.landmark_finder import YuNet, read_landmark_table
+from facetrain.data.tools.landmark_table import read_landmark_table
 from facetrain.data.tools.pair_sources import find_group_bins, group_bin_pairs, is_pair_list
 from facetrain.data.tools.pair_writer import write_pairs
+from facetrain.data.tools.yunet import YuNet
 from facetrain.errors import ImageError, PairsError
 from facetrain.verify.sets.pair_set import load_pair_set
 from facetrain.verify.sets.slice_table import read_slice_table
