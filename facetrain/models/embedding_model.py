@@ -21,7 +21,7 @@ from facetrain.backbone.zoo import build_backbone, build_on_meta
 from facetrain.errors import ConfigError, ModelError
 from facetrain.files import error_reason
 from facetrain.models.identify_backbone import identify_backbone
-from facetrain.models.model_file import STEP_KEY
+from facetrain.models.model_file import ORIGIN_KEY, STEP_KEY
 from facetrain.models.mxnet_network import open_mxnet
 from facetrain.models.onnx_network import open_onnx
 from facetrain.models.preprocessing import (
@@ -35,7 +35,7 @@ from facetrain.models.preprocessing import (
     uint8_pixels,
 )
 from facetrain.models.read_model import is_graph, read_model, warn_of_other_code
-from facetrain.models.weight_files import ORIGIN_KEY, load_weights_into, require_same_shapes
+from facetrain.models.weight_files import load_weights_into, require_same_shapes
 from facetrain.text import listed
 
 _OPTIONS = frozenset(

@@ -19,7 +19,7 @@ from facetrain.models.model_file import THRESHOLDS_KEY, newest_model_file
 from facetrain.models.mxnet_symbol import pair_of_files
 from facetrain.models.onnx_network import external_files
 from facetrain.models.read_model import is_graph, open_checkpoint
-from facetrain.models.weight_files import METADATA_KEY, ORIGIN_KEY, read_weights
+from facetrain.models.weight_files import METADATA_KEY, read_weights
 
 
 def digest_model_files(path: Path) -> str:
@@ -77,4 +77,4 @@ def _stated_origin(file: Path) -> Iterator[str]:
     """
     if not is_graph(file) and METADATA_KEY not in _metadata_of(file):
         with suppress(ModelError):  # an error when the model is opened
-            yield from filter(None, [read_weights(file)[1].get(ORIGIN_KEY)])
+            yield from filter(None, [read_weights(file).program])

@@ -80,7 +80,7 @@ class ConvertedWeights:
     """State dict of one of our backbones, which takes RGB images."""
 
     weights: dict[str, Tensor]
-    origin: str
+    program: str
     """Program that wrote the weights, and the color order that they were trained with; "" for unchanged weights."""
     takes_fractions: bool = False
     """Whether the network takes pixels / 255, and not (pixels − 127.5) / 127.5. No weights of the first convolution

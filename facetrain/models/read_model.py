@@ -16,9 +16,9 @@ from facetrain.checkpoint.manifest import MANIFEST
 from facetrain.errors import CheckpointError, ModelError, NoCheckpointError
 from facetrain.files import parse_json
 from facetrain.models.identify_backbone import stored_embedding_size
-from facetrain.models.model_file import CODE_KEY, MODEL_FILE, STEP_KEY, newest_model_file
+from facetrain.models.model_file import CODE_KEY, MODEL_FILE, ORIGIN_KEY, STEP_KEY, newest_model_file
 from facetrain.models.preprocessing import FRACTIONS, PREPROCESSING_KEY
-from facetrain.models.weight_files import FRACTIONS_KEY, METADATA_KEY, ORIGIN_KEY, read_weights
+from facetrain.models.weight_files import METADATA_KEY, read_weights
 from facetrain.telemetry.log import warn
 
 _GRAPH_SUFFIXES = (".onnx", ".params", ".json")
@@ -99,17 +99,19 @@ def warn_of_other_code(description: dict[str, Any], origin: str) -> None:
 
 
 def _read_file(path: Path, own_names: Set[str]) -> StoredModel:
-    weights, metadata = read_weights(path, own_names)
+    file = read_weights(path, own_names)
     try:
-        description = parse_json(metadata.get(METADATA_KEY, "{}"))
+        description = parse_json(file.metadata.get(METADATA_KEY, "{}"))
         if not isinstance(description, dict):
             raise ValueError("is no object")
     except ValueError as error:
         raise ModelError(f"{path}: its metadata {METADATA_KEY} is not a JSON object") from error
     _require_described(description, str(path))
     if description:
-        return StoredModel(weights, description, str(path))
-    return StoredModel(_without_centers(weights), _describe_converted(metadata), str(path))
+        return StoredModel(file.weights, description, str(path))
+    program = {ORIGIN_KEY: file.program} if file.program else {}
+    preprocessing = {PREPROCESSING_KEY: FRACTIONS} if file.takes_fractions else {}
+    return StoredModel(_without_centers(file.weights), program | preprocessing, str(path))
 
 
 def _without_centers(weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -118,12 +120,6 @@ def _without_centers(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     if centers is None or size is None or centers.shape[1:] != (size,):
         return weights
     return {name: tensor for name, tensor in weights.items() if tensor is not centers}
-
-
-def _describe_converted(metadata: dict[str, str]) -> dict[str, Any]:
-    """Return the description of weights of another program; see `read_weights` for the metadata."""
-    origin = {key: metadata[key] for key in metadata.keys() & {ORIGIN_KEY}}
-    return origin | ({PREPROCESSING_KEY: FRACTIONS} if FRACTIONS_KEY in metadata else {})
 
 
 def _require_described(description: Any, origin: str) -> None:

@@ -7,7 +7,7 @@ import warnings
 import zipfile
 from collections.abc import Set
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,10 +21,6 @@ from facetrain.text import listed
 
 METADATA_KEY = "facetrain"
 """Key of the metadata of a .safetensors file that facetrain wrote: the description of the model."""
-ORIGIN_KEY = "origin"
-"""Key under which `read_weights` returns the program of converted weights, and their color order."""
-FRACTIONS_KEY = "takes_fractions"
-"""Key that `read_weights` returns for converted weights of a network that takes pixels / 255."""
 COUNTER = ".num_batches_tracked"
 """End of the name of a batch norm's counter, which no embedding depends on: files from before torch 0.4.1 and of
 converters lack it."""
@@ -40,14 +36,25 @@ _BACKBONE = "backbone."
 """Prefix of the backbone's parameter names in a network with a head, whose other weights are left out."""
 
 
-def read_weights(path: Path, own_names: Set[str] = frozenset()) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors of a file by name, and the metadata of a .safetensors file.
+class WeightFile(NamedTuple):
+    """Tensors of a file by name, and what is known about them."""
+
+    weights: dict[str, Tensor]
+    metadata: dict[str, str]
+    """Of a .safetensors file. Only the description that facetrain wrote (`METADATA_KEY`) is to be trusted."""
+    program: str = ""
+    takes_fractions: bool = False
+    """These two: see `ConvertedWeights`."""
+
+
+def read_weights(path: Path, own_names: Set[str] = frozenset()) -> WeightFile:
+    """Read a file of weights.
 
     Of arcface_torch both kinds of files are read: `model.pt`, which has the backbone alone, and
     `checkpoint_gpu_0.pt`, of which the backbone is returned. The backbones of AdaFace's Lightning checkpoints, of
-    CVLface's files and of MagFace's are returned with our names and for RGB images; the metadata then have
-    `ORIGIN_KEY`, and of MagFace's `FRACTIONS_KEY`. A file that has most of `own_names`, those of a network of one's
-    own, is not converted: its parts may have the names that other programs use.
+    CVLface's files and of MagFace's are returned with our names and for RGB images. A file that has most of
+    `own_names`, those of a network of one's own, is not converted: its parts may have the names that other programs
+    use.
 
     Raises:
         ModelError: the file is missing, contains something else than tensors, or has an unknown color order.
@@ -60,18 +67,17 @@ def read_weights(path: Path, own_names: Set[str] = frozenset()) -> tuple[dict[st
     else:
         weights, metadata = _read_state_dict(path), {}
     if METADATA_KEY in metadata:  # facetrain wrote it: its names and its color order are known
-        return weights, metadata
+        return WeightFile(weights, metadata)
     stored, weights = weights, {_without_prefixes(name): tensor for name, tensor in weights.items()}
     # Parts of a network of one's own may also be called as a prefix is, and be in a wrapper.
     wrapped = {_without_prefix(name): tensor for name, tensor in stored.items()}
     forms = (stored, wrapped, weights, _backbone_of(weights))
     own = max(forms, key=lambda named: len(named.keys() & own_names))
     if 2 * len(own.keys() & own_names) > len(own_names):
-        return own, metadata
+        return WeightFile(own, metadata)
     # After the checksum: it is of the tensors as they are stored.
     converted = convert_published(_backbone_of(weights), path)
-    stated = {ORIGIN_KEY: converted.origin, FRACTIONS_KEY: "yes" if converted.takes_fractions else ""}
-    return converted.weights, metadata | {key: text for key, text in stated.items() if text}
+    return WeightFile(converted.weights, metadata, converted.program, converted.takes_fractions)
 
 
 def _read_state_dict(path: Path) -> dict[str, Tensor]:

@@ -176,7 +176,7 @@ def _writable_model(model: Path, output: Path | None) -> Path | None:
             )
         return None
     can_hold = has_graph or (
-        path.suffix == ".safetensors" and path.is_file() and METADATA_KEY in read_weights(path)[1]
+        path.suffix == ".safetensors" and path.is_file() and METADATA_KEY in read_weights(path).metadata
     )
     if output is None and not can_hold:
         raise UsageError(

@@ -84,8 +84,8 @@ def test_a_network_that_the_format_cannot_store_is_refused_before_its_evaluation
 def test_a_quantized_model_has_none_of_the_thresholds_that_were_measured_before(model, tmp_path):
     import onnx
 
-    weights, metadata = read_weights(model)
-    save_model(model, weights, json.loads(metadata["facetrain"]) | {"thresholds": []})
+    file = read_weights(model)
+    save_model(model, file.weights, json.loads(file.metadata["facetrain"]) | {"thresholds": []})
     arguments = ["export", model, "--format", "onnx", "--output", tmp_path / "small.onnx", "--int8"]
     printed = output_of(*arguments)
     assert "The file has no thresholds: those of the model were measured in float32" in printed

@@ -46,7 +46,7 @@ from facetrain.models.initialize_from import initialize_backbone
 from facetrain.models.model_file import THRESHOLDS_KEY
 from facetrain.models.mxnet_network import open_mxnet
 from facetrain.models.published_weights import convert_published, stated_statistics
-from facetrain.models.weight_files import read_weights
+from facetrain.models.weight_files import WeightFile, read_weights
 from facetrain.verify.calibration import stored_thresholds
 from facetrain.verify.score_files import read_scores
 from facetrain.verify.sets.ijb import open_ijb
@@ -122,8 +122,8 @@ def _open_described(path: Path) -> None:
         write_input(str(path), data[1:])
         embedding_model.open_model(path, torch.device("cpu"))
         return
-    weights, metadata = _seed_weights(), {"facetrain": data.decode(errors="replace")}
-    files = patch.object(read_model, "read_weights", lambda path, own_names: (weights, metadata))
+    file = WeightFile(_seed_weights(), {"facetrain": data.decode(errors="replace")})
+    files = patch.object(read_model, "read_weights", lambda path, own_names: file)
     with files, patch.multiple(embedding_model, **_builders()):
         embedding_model.open_model(path, torch.device("cpu"))
 

@@ -222,7 +222,7 @@ def meta_weights(prefix):
 def test_the_color_order_is_read_from_the_file_beside_the_weights(tmp_path, file, content, prefix):
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_text(content)
-    assert convert_published(meta_weights(prefix), tmp_path / "m.safetensors").origin.endswith("BGR")
+    assert convert_published(meta_weights(prefix), tmp_path / "m.safetensors").program.endswith("BGR")
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from facetrain.models.average_models import average_models
 from facetrain.models.embedding_model import open_model
 from facetrain.models.initialize_from import initialize_backbone
 from facetrain.models.model_file import describe_backbone, save_model
+from facetrain.models.read_model import read_model
 from facetrain.models.weight_files import load_weights_into, read_weights
 from tests.support.models import SMALL, write_model
 from tests.support.snapshots import snapshot
@@ -176,7 +177,7 @@ def with_head(state):
 def test_the_backbone_in_a_checkpoint_of_a_usual_loop_is_found(tmp_path, wrap):
     state = {"conv1.weight": torch.ones(2, 3, 1, 1), "bn1.bias": torch.zeros(2)}
     torch.save(wrap(state), tmp_path / "model.pt")
-    found, _ = read_weights(tmp_path / "model.pt")
+    found = read_weights(tmp_path / "model.pt").weights
     assert found.keys() == state.keys() and torch.equal(found["conv1.weight"], state["conv1.weight"])
 
 
@@ -185,6 +186,12 @@ def test_the_backbone_in_a_safetensors_file_of_another_program_is_found(tmp_path
     state = {"conv1.weight": torch.ones(2, 3, 1, 1), "bn1.bias": torch.zeros(2)}
     save_file(wrap(state), tmp_path / "model.safetensors")
     assert read_weights(tmp_path / "model.safetensors")[0].keys() == state.keys()
+
+
+def test_the_metadata_of_another_program_say_nothing_about_the_network(tmp_path):
+    stated = {"format": "pt", "origin": "hub", "takes_fractions": "yes"}
+    save_file({"conv1.weight": torch.ones(2, 3, 1, 1)}, tmp_path / "model.safetensors", stated)
+    assert read_model(tmp_path / "model.safetensors").description == {}
 
 
 def test_a_checkpoint_without_known_weights_is_refused_with_its_keys(tmp_path):
