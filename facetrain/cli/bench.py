@@ -61,18 +61,18 @@ def train(
 
     The inputs are one batch that stays on the device (synthetic), and a dataset through the loader (records).
     """
-    from facetrain.config.loading import build_config
-    from facetrain.config.own_code import load_trusted
+    from facetrain.config.loading import build_config, load_config
+    from facetrain.config.own_code import allow_code_of
     from facetrain.distributed.launch import launch
     from facetrain.distributed.process_lifetime import launched_by_torchrun
     from facetrain.distributed.topology import topology
 
     described = (
-        load_trusted(config, set_ or ())
+        load_config(config, set_ or ())
         if config
         else build_config(DEFAULT_CONFIG, "the defaults", set_ or ())
     )
-
+    allow_code_of(described)
     require_launch(LaunchOptions(nproc_per_node))
 
     def measure() -> int:

@@ -40,12 +40,14 @@ def plan(
     --memory it counts the memory of one of --gpus such GPUs, which this machine need not have; the exit code is 1 if
     the run does not fit.
     """
-    from facetrain.config.own_code import load_trusted
+    from facetrain.config.loading import load_config
+    from facetrain.config.own_code import allow_code_of
     from facetrain.errors import UsageError
 
     if gpus > 1 and memory is None:
         raise UsageError(f"--gpus {gpus}: also give --memory, the GiB of one GPU")
-    described = load_trusted(config, set_ or ())
+    described = load_config(config, set_ or ())
+    allow_code_of(described)
     found_identities, images = _sizes(described, counts_images=memory is None)
     num_classes = identities or found_identities
     if num_classes is None:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from pathlib import Path
-
 from facetrain import own_parts
-from facetrain.config.loading import load_config
 from facetrain.config.schema import Config
 
 
@@ -29,13 +25,6 @@ def allow_option(config: Config) -> str:
 def allow_code_of(config: Config) -> None:
     """Let the code that a config of the user names run in this process."""
     own_parts.allow(own_places(config).values())
-
-
-def load_trusted(path: Path, overrides: Iterable[str] = ()) -> Config:
-    """Load a config that the user gives, whose code may run; see `load_config`."""
-    config = load_config(path, overrides)
-    allow_code_of(config)
-    return config
 
 
 def require_code_allowed(config: Config, where: str) -> None:

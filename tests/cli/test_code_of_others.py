@@ -75,3 +75,8 @@ def test_evaluate_runs_code_only_if_it_is_allowed(home, models):
         facetrain.evaluate(**models, sets="photos")
     with pytest.raises(ConfigError, match=f"{PLACE}: .*code_of_others.py has no such function"):
         facetrain.evaluate(**models, sets="photos", allow_code=True)
+
+
+def test_a_benchmark_runs_the_code_that_its_command_line_names(home):
+    error = refusal("bench", "train", "--set", f"model.backbone={PLACE}", "--nproc-per-node", 1)
+    assert PLACE in str(error) and "code_of_others.py has no such function" in str(error), error
