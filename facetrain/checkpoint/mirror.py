@@ -88,13 +88,15 @@ class Mirror:
             DamagedCheckpointError: it is damaged.
             CheckpointError: another version of facetrain has written it.
         """
+        return self._read_manifest(_manifest_name(step))
+
+    def _read_manifest(self, name: str) -> Manifest:
         with tempfile.TemporaryDirectory() as folder:
-            self._store.download(_manifest_name(step), Path(folder, MANIFEST))
+            self._store.download(name, Path(folder, MANIFEST))
             try:
                 return read_manifest(Path(folder))
             except CheckpointError as error:
-                place = f"{public(self.url)}/{_manifest_name(step)}"
-                reason = str(error).replace(str(Path(folder, MANIFEST)), place)
+                reason = str(error).replace(str(Path(folder, MANIFEST)), f"{public(self.url)}/{name}")
                 # One of another version is sound: its error has other advice, and must not be passed over.
                 is_damaged = isinstance(error, DamagedCheckpointError)
                 advice = "; continue from another one with --checkpoint STEP" if is_damaged else ""
@@ -204,12 +206,9 @@ class Mirror:
 
     def _files_of(self, name: str) -> tuple[FileEntry, ...] | None:
         """Return the files that a manifest lists; None if it is damaged."""
-        with tempfile.TemporaryDirectory() as folder:
-            self._store.download(name, Path(folder, MANIFEST))
-            try:
-                return read_manifest(Path(folder)).files
-            except DamagedCheckpointError:
-                return None
+        with suppress(DamagedCheckpointError):
+            return self._read_manifest(name).files
+        return None
 
     def leave_after(self, step: int) -> None:
         """Keep the checkpoints after a step, from which the run continues, but no longer count them."""

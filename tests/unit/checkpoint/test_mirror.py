@@ -361,6 +361,11 @@ def test_a_mirror_whose_manifests_cannot_be_read_is_not_taken_over(tmp_path):
     store.pipe_file(name, sound.replace(b'"format": 1', b'"format": 99'))  # of a later version: not damaged
     with pytest.raises(CheckpointError, match="; use that version$"):
         Mirror(URL).check_run("f" * 16)
+    left = name.replace("manifest", "left_1_manifest")
+    store.copy(name, left)
+    with pytest.raises(CheckpointError, match=rf"^{URL}/.*/left_1_manifest\.json: .*; use that version$"):
+        Mirror(URL).remove_surplus(2, keep=1, best_metric=None)
+    store.rm_file(left)
     store.pipe_file(name, sound[:-9])
     with pytest.raises(
         UsageError, match=rf"another run .id {RUN_ID}.* in another folder, by `facetrain resume"
