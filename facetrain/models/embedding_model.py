@@ -38,19 +38,6 @@ from facetrain.models.read_model import is_graph, read_model, warn_of_other_code
 from facetrain.models.weight_files import load_weights_into, require_same_shapes
 from facetrain.text import listed
 
-_OPTIONS = frozenset(
-    {
-        "layers",
-        "widths",
-        "stem_stride",
-        "own",
-        "embedding_size",
-        "image_size",
-        "dropout",
-        "checkpoint_activations",
-    }
-)
-"""Options of a network that a description may have."""
 _WEIGHTS_PER_BLOCK = 4
 """A block of every network has more; to build one takes time, also without memory."""
 
@@ -154,11 +141,9 @@ def _check_options(options: dict[str, Any], num_weights: int) -> None:
     """Refuse a network that would take long to build, also without memory.
 
     Raises:
-        ValueError: the description of the network has other options, or more blocks than the weights are for.
+        ValueError: the description of the network has more blocks than the weights are for.
         TypeError: a number of blocks is not a whole number.
     """
-    for name in options.keys() - _OPTIONS:
-        raise ValueError(f"unknown option {name}")
     # abs: negative numbers would hide large ones, as NaN would without `index`
     blocks = sum(abs(operator.index(number)) for number in options.get("layers") or ())
     if _WEIGHTS_PER_BLOCK * blocks > num_weights:

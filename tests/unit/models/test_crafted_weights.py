@@ -66,7 +66,7 @@ def iresnet(layers):
         ('{"backbone": {"name": "../../r50"}}', ""),
         ('{"backbone": {"name": "mbf", "embedding_size": -1}}', ""),
         ('{"backbone": {"name": "mbf", "embedding_size": 99999999999999999999999999}}', ""),
-        ('{"backbone": {"name": "mbf", "depths": [1, 1, 1, 1]}}', "unknown option depths"),
+        ('{"backbone": {"name": "mbf", "depths": [1, 1, 1, 1]}}', "has no option depths"),
         # Refused before the network is built; negative numbers of blocks do not hide large ones.
         (iresnet([1 << 40, 1, 1, 1]), "1 weights for 1,099,511"),
         (iresnet([-500, 500, 0, 0]), r"\(1 weights for 1,000 blocks\)"),
