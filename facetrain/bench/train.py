@@ -27,21 +27,19 @@ from facetrain.data.dataset import FaceDataset
 from facetrain.data.loading.loader import Batch
 from facetrain.data.loading.staged_loader import StagedLoader
 from facetrain.distributed import collectives
-from facetrain.distributed.ddp import wrap_in_ddp
-from facetrain.distributed.process_setup import fix_cublas_workspace
-from facetrain.distributed.world import World, join
+from facetrain.distributed.world import World
 from facetrain.head.head_group import head_parts
 from facetrain.plan.backbone_memory import fake_network
 from facetrain.progress import ProgressCallback, ignore_progress
+from facetrain.run.build import network_for_steps
 from facetrain.run.choose import rate_values
 from facetrain.run.parts.learning_check import classes_in_step
 from facetrain.run.parts.loader import build_augment, build_loader, count_workers
 from facetrain.run.parts.state import build_state
 from facetrain.run.parts.step_schedule import Stage, StepSchedule, schedule_steps
+from facetrain.run.parts.world import joined
 from facetrain.run.suited_settings import with_suited_precision
 from facetrain.telemetry.memory import peak_gib
-from facetrain.training.choose_kernels import choose_kernels
-from facetrain.training.deterministic import deterministic_algorithms
 from facetrain.training.profile import RECORDED_STEPS, Profile, StepProfiler
 from facetrain.training.state import TrainState
 from facetrain.training.step import TrainStep
@@ -101,7 +99,7 @@ def measure_training(
     # The head of one stage and the batch of another would be a run that does not exist.
     config = with_values(_benched(config), {"train.stages": ()}, "the benchmark")
     with (
-        _joined(config) as world,
+        joined(config) as world,
         tempfile.TemporaryDirectory() as scratch,
         _open_images(config, workload.data) as source,
     ):
@@ -152,7 +150,7 @@ def measure_steps(
     """
     benched = _benched(config)
     with (
-        _joined(benched) as world,
+        joined(benched) as world,
         tempfile.TemporaryDirectory() as scratch,
         _open_images(benched, None) as source,
     ):
@@ -194,19 +192,6 @@ def _benched(config: Config) -> Config:
 
 
 @contextmanager
-def _joined(config: Config) -> Iterator[World]:
-    """Form the process group of the ranks, as a run does."""
-    train = config.train
-    if train.deterministic:
-        fix_cublas_workspace()
-    joining = join(
-        train.device, train.timeout_s, keep_freed=train.keep_freed_memory, cpu_setting="train.device: cpu"
-    )
-    with joining as world, deterministic_algorithms(train.deterministic):
-        yield world
-
-
-@contextmanager
 def _open_images(config: Config, folder: Path | None) -> Iterator[FaceDataset]:
     """Open the dataset in a folder, or generated images; for a cache of embeddings, the dataset of the config."""
     if folder is None and config.distill is not None and config.distill.cache is not None:
@@ -222,11 +207,7 @@ def build_run(
     """Build network, head and optimizers as `facetrain train` does, with `num_classes` classes."""
     schedule = schedule_steps(config, _ENDLESS, world.size)
     state = build_state(config, world, num_classes, schedule, scratch, source)
-    largest = max(stage.local_batch_size for stage in schedule.stages)
-    choose_kernels(state, largest * world.size, config.train.timeout_s)
-    network = wrap_in_ddp(
-        state.network, world, config.train.compress_gradients, accumulate=config.optim.accumulate
-    )
+    network = network_for_steps(config, state, schedule)
     step = TrainStep(network, build_augment(config), seed=config.seed, max_skipped_steps=_ENDLESS)
     return BenchedRun(config, state, step, schedule)
 

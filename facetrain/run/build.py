@@ -204,12 +204,16 @@ def build_network(
         # All labels now, on the host: on a GPU, the head does not check those of a step.
         state.head.check_labels(source.labels)
     # Apart from the block above: ranks exchange whether they can use the kernels, and all must take part.
-    largest = max(stage.local_batch_size for stage in schedule.stages)
+    return state, network_for_steps(config, state, schedule)
+
+
+def network_for_steps(config: Config, state: TrainState, schedule: StepSchedule) -> nn.Module:
+    """Choose the kernels of the heads of a state; return its network for training steps. Collective."""
+    world, largest = state.world, max(stage.local_batch_size for stage in schedule.stages)
     choose_kernels(state, largest * world.size, config.train.timeout_s)
-    network = wrap_in_ddp(
+    return wrap_in_ddp(
         state.network, world, config.train.compress_gradients, accumulate=config.optim.accumulate
     )
-    return state, network
 
 
 def _without_init_from(config: Config) -> Config:

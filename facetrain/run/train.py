@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 
-from facetrain.config.schema import Config
 from facetrain.distributed.agreement import explain_failures, only_leader_reports
 from facetrain.distributed.grace_period import grace_s
-from facetrain.distributed.process_setup import fix_cublas_workspace
-from facetrain.distributed.ranks import Ranks
-from facetrain.distributed.world import ARRIVAL_S, World, assemble, join
+from facetrain.distributed.world import ARRIVAL_S, assemble
 from facetrain.errors import CheckpointError, DataError, DivergedError, RunError, SkippedError
 from facetrain.remote.download import pinned
 from facetrain.run.agree import agree
@@ -25,10 +22,9 @@ from facetrain.run.folder.run_state import Start, train_recorded
 from facetrain.run.loop import fit
 from facetrain.run.lr_range_test import RangeTest
 from facetrain.run.open_run import Run, open_run
+from facetrain.run.parts.world import joined
 from facetrain.run.request import TrainRequest
 from facetrain.telemetry.sink import CLOSE_S
-from facetrain.training.compile import compiler_settings_kept
-from facetrain.training.deterministic import deterministic_algorithms
 
 
 def train(
@@ -61,7 +57,10 @@ def train(
     ):
         agreed, tests = agree(ranks, request, lease, pin), []
         on_folder(agreed.folder)
-        with _joined(ranks, agreed.config) as world:
+        with (
+            joined(agreed.config, ranks) as world,
+            explain_failures(world, agreed.config.train.timeout_s),
+        ):
             # What is left to a measurement changes the request, which is then resolved again.
             while choices := agreed.plan.open_choices:
                 if "batch" in choices:
@@ -85,27 +84,6 @@ def train(
                 # When the ranks have left their group: no other one waits for the sinks of the leader.
                 opened.callback(parts.sinks.close, CLOSE_S)
             return exit_code
-
-
-@contextmanager
-def _joined(ranks: Ranks, config: Config) -> Iterator[World]:
-    deterministic, timeout_s = config.train.deterministic, config.train.timeout_s
-    if deterministic:
-        fix_cublas_workspace()  # cuBLAS reads the variable when CUDA starts, which joining does
-    joining = join(
-        config.train.device,
-        timeout_s,
-        keep_freed=config.train.keep_freed_memory,
-        cpu_setting="train.device: cpu",
-        ranks=ranks,
-    )
-    with (
-        joining as world,
-        explain_failures(world, timeout_s),
-        deterministic_algorithms(deterministic),
-        compiler_settings_kept(config.train.compile),
-    ):
-        yield world
 
 
 def _train(parts: Parts) -> int:

@@ -137,6 +137,6 @@ def test_each_rank_gives_cublas_its_workspace_before_it_joins_the_others(describ
 
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # restored after the test
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
-    monkeypatch.setattr("facetrain.run.train.join", join)
+    monkeypatch.setattr("facetrain.run.parts.world.join", join)
     with pytest.raises(Joined, match=":4096:8"):
         run.train(load_config(describe(), ["train.deterministic=true"]), tmp_path / "run")
