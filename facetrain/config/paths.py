@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from facetrain.config.loading import CONFIG_FILE, load_config, plain_config
+from facetrain.config.changes import lookup
+from facetrain.config.loading import CONFIG_FILE, load_config, override_values, plain_config
 from facetrain.config.schema import Config
 from facetrain.data.settings import SET_SUFFIXES
 from facetrain.errors import FacetrainError
@@ -41,21 +42,18 @@ def with_absolute_paths(config: Config) -> Config:
     those that `with_paths_of_sets` has marked are paths.
     """
     plain = plain_config(config)
-    for key in _PATHS:
-        section, _, name = key.partition(".")
-        if (path := _value(plain, key)) and not is_remote(path):
-            plain[section][name] = os.path.abspath(path)
-    plain["eval"]["targets"] = [
+    paths = {key: path for key in _PATHS if (path := lookup(plain, key)) and not is_remote(path)}
+    values: dict[str, Any] = {key: os.path.abspath(path) for key, path in paths.items()}
+    values["eval.targets"] = [
         os.path.abspath(target) if target.startswith((".", "/")) else target for target in config.eval.targets
     ]
-    return Config.model_validate(plain)
+    return Config.model_validate(override_values(plain, values))
 
 
 def with_paths_of_sets(config: Config) -> Config:
     """Return the config with "./" before each evaluation set that is a path, and not a name in `eval.dir`."""
-    plain = plain_config(config)
-    plain["eval"]["targets"] = [_marked(target, config.eval_dir) for target in config.eval.targets]
-    return Config.model_validate(plain)
+    targets = [_marked(target, config.eval_dir) for target in config.eval.targets]
+    return Config.model_validate(override_values(plain_config(config), {"eval.targets": targets}))
 
 
 def address_of_set(target: str, eval_dir: str) -> str | None:
@@ -81,18 +79,17 @@ def with_downloads(
     Raises:
         FacetrainError: an address cannot be used, or a download failed.
     """
-    plain = plain_config(config)
+    plain, values = plain_config(config), dict[str, Any]()
     for key in _DOWNLOADED:
-        section, _, name = key.partition(".")
-        path = _value(plain, key)
+        path = lookup(plain, key)
         is_restored = has_weights and key == "model.init_from"
         if path and is_name(path) and not (key == "data.train" and is_read_in_place(path)):
-            plain[section][name] = _pinned_for(key, path, address_of if is_restored else pin)
+            values[key] = _pinned_for(key, path, address_of if is_restored else pin)
     addresses = [(target, address_of_set(target, config.eval_dir)) for target in config.eval.targets]
-    plain["eval"]["targets"] = [
+    values["eval.targets"] = [
         _pinned_for("eval.targets", address, pin) if address else target for target, address in addresses
     ]
-    return Config.model_validate(plain)
+    return Config.model_validate(override_values(plain, values))
 
 
 def _pinned_for(key: str, address: str, pin: Callable[[str], str]) -> str:
@@ -114,9 +111,3 @@ def _marked(target: str, eval_dir: str) -> str:
         Path(target).exists() and (has_folder or target.lower().endswith(SET_SUFFIXES)) and not is_in_eval_dir
     )
     return f"./{target}" if is_path else target
-
-
-def _value(plain: dict[str, Any], key: str) -> Any:
-    """Return the value of a dotted key; None if its section is null."""
-    section, _, name = key.partition(".")
-    return (plain[section] or {}).get(name)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from facetrain.checkpoint.manifest import sha256_of
+from facetrain.config.changes import lookup
 from facetrain.config.loading import values_of_overrides
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
@@ -25,7 +26,6 @@ from facetrain.finetune.first_model import backbone_of, trainable_model
 from facetrain.finetune.photo_faces import needed_finder, split_faces, write_faces, write_pairs
 from facetrain.finetune.workplace import Bar, Request, Workplace
 from facetrain.models.model_digest import digest_model_files
-from facetrain.run.folder.compatibility import lookup
 from facetrain.run.folder.data_digests import digest_labels, digest_records
 from facetrain.run.parts.teacher_embeddings import write_teacher_embeddings
 from facetrain.telemetry.log import warn

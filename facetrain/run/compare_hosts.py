@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from functools import reduce
 from typing import Any
 
+from facetrain.config.changes import differences, lookup
+from facetrain.config.loading import plain_config
 from facetrain.config.own_code import own_places
 from facetrain.config.schema import Config
 from facetrain.distributed.ranks import Ranks
 from facetrain.errors import UsageError
 from facetrain.remote.address import is_remote
 from facetrain.run.asked_config import asked_config
-from facetrain.run.folder.compatibility import differences
 from facetrain.run.folder.data_digests import (
     describe_difference,
     digest_inputs,
@@ -59,13 +59,13 @@ def open_same_data(ranks: Ranks, plan: RunPlan, config: Config) -> RunData:
                 f"{config.data.train} (data.train): was changed while the run opened it; start the command again"
             )
         return data
-    own = digest_inputs(config, data.source, data.sets)
+    values, own = plain_config(config), digest_inputs(config, data.source, data.sets)
     places_by_input = {"sets": {each.name: str(each.path) for each in data.sets}, "code": own_places(config)}
     for name, expected in plan.inputs.items():
         if own[name] == expected:
             continue
         key, words = describe_difference(name, expected, own[name])
-        place = str(_value(config, key))
+        place = str(lookup(values, key))
         if places := places_by_input.get(name):
             place = ", ".join(places[each] for each in own[name] if own[name][each] != expected.get(each))
         raise UsageError(
@@ -74,7 +74,7 @@ def open_same_data(ranks: Ranks, plan: RunPlan, config: Config) -> RunData:
     for key, digest in digest_weights(config).items() if plan.weights else ():
         if digest != plan.weights.get(key):
             raise UsageError(
-                f"{_value(config, key)} ({key}): another file than rank 0 on {ranks.place(0)} has; copy the same to "
+                f"{lookup(values, key)} ({key}): another file than rank 0 on {ranks.place(0)} has; copy the same to "
                 "all hosts"
             )
     return data
@@ -123,7 +123,3 @@ def _require_equal(
         raise UsageError(
             f"{where}: {changes} as for rank 0 on {ranks.place(0)}; give the same config and options on all hosts"
         )
-
-
-def _value(config: Config, key: str) -> Any:
-    return reduce(getattr, key.split("."), config)

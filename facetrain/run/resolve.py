@@ -7,6 +7,7 @@ from pathlib import Path
 
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.run_id import new_run_id, read_run_id, run_id_of
+from facetrain.config.changes import lookup
 from facetrain.config.loading import is_set, plain_config, with_values
 from facetrain.config.paths import with_absolute_paths, with_downloads, with_paths_of_sets
 from facetrain.config.schema import Config
@@ -25,7 +26,6 @@ from facetrain.run.folder.compatibility import (
     check_meaning,
     describe_initial,
     find_config_changes,
-    lookup,
     saved_config,
 )
 from facetrain.run.folder.data_digests import check_inputs, digest_inputs, digest_weights, model_paths

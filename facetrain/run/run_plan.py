@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from facetrain.config.changes import ConfigChange
 from facetrain.config.schema import Config
-from facetrain.run.folder.compatibility import ConfigChange
 from facetrain.run.request import TrainRequest
 
 

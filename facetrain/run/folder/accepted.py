@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from facetrain.checkpoint.load import Checkpoint
-from facetrain.run.folder.compatibility import ConfigChange
+from facetrain.config.changes import ConfigChange
 from facetrain.run.folder.environment import ACCEPTED
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Set
-from functools import reduce
+from collections.abc import Set
 from typing import Any
-
-from pydantic import BaseModel
 
 from facetrain.backbone.registry import BACKBONES
 from facetrain.checkpoint.load import Checkpoint
+from facetrain.config.changes import ConfigChange, differences, lookup
 from facetrain.config.loading import build_config, is_set, is_within, parse_values, plain_config
 from facetrain.config.schema import Config
 from facetrain.errors import ConfigError
@@ -53,17 +51,6 @@ _PATH_KEYS = ("distill.teacher", "distill.cache")
 """Exceptions among them: files that are recognized by their digests, wherever they lie."""
 INITIAL_KEYS = ("model.init_from", "model.init_blocks", "head.init_from")
 """Config keys that decide the first weights of a run."""
-
-
-class ConfigChange(BaseModel, frozen=True):
-    """Config key or section whose value differs from the checkpoint."""
-
-    key: str
-    before: Any
-    now: Any
-
-    def __str__(self) -> str:
-        return f"{self.key}: {json.dumps(self.before)} → {json.dumps(self.now)}"
 
 
 def find_config_changes(checkpoint: Checkpoint, config: Config) -> list[ConfigChange]:
@@ -199,16 +186,6 @@ def saved_config(checkpoint: Checkpoint) -> Config | None:
         raise ConfigError(f"{error}; continue the run with the version of facetrain that wrote it") from error
 
 
-def differences(before: dict[str, Any], now: dict[str, Any], section: str = "") -> Iterator[ConfigChange]:
-    """Yield the keys whose values differ between two configs; a section that only one has is one change."""
-    for name in dict.fromkeys([*now, *before]):
-        old, new = before.get(name), now.get(name)
-        if isinstance(old, dict) and isinstance(new, dict):
-            yield from differences(old, new, f"{section}{name}.")
-        elif old != new and json.dumps(old) != json.dumps(new):  # NaN is unequal to itself
-            yield ConfigChange(key=f"{section}{name}", before=old, now=new)
-
-
 def _shaping_value(config: Any, key: str) -> Any:
     """Return the value of a dotted key; of null the published blocks, or the stride, that it means."""
     value = lookup(config, key)
@@ -225,11 +202,3 @@ def _shaping_value(config: Any, key: str) -> Any:
     if key == "optim.muon" and value is not None:
         return "Muon"  # with which values does not matter for the tensors
     return value
-
-
-def lookup(config: Any, key: str) -> Any:
-    """Return the value of a dotted key; None if the key is absent or the values are not a nested mapping."""
-    # The config in a checkpoint is untrusted input: it may have any shape.
-    return reduce(
-        lambda values, name: values.get(name) if isinstance(values, dict) else None, key.split("."), config
-    )

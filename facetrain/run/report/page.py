@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
+from facetrain.config.changes import differences
 from facetrain.config.loading import CONFIG_FILE, is_within, load_config, plain_config, preset_configs
 from facetrain.data.images.decode import decode_rgb, encode_jpeg
 from facetrain.errors import ConfigError, ImageError, RunError, UsageError
 from facetrain.files import open_regular, os_errors_as, write_atomically
 from facetrain.pages.figures import svg
 from facetrain.pages.render import jpeg_image, render
-from facetrain.run.folder.compatibility import differences
 from facetrain.run.folder.environment import recorded_environment
 from facetrain.run.folder.run_files import (
     AUGMENTED_FILE,

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from facetrain.config.changes import ConfigChange
 from facetrain.config.loading import build_config, plain_config
 from facetrain.config.paths import with_absolute_paths, with_downloads
 from facetrain.errors import ConfigError
 from facetrain.remote.catalog import catalog
 from facetrain.run.folder.compatibility import (
-    ConfigChange,
     check_compatibility,
     check_initial,
     check_meaning,
