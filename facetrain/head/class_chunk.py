@@ -134,11 +134,11 @@ class Chunk:
         return grad_GD, UnfinishedGradient(product_CD, inputs.target_grad_GD, sample_G, first_C1)
 
     def _center_product(self, slope_GC: Tensor, weighted_GD: Tensor) -> Tensor:
-        return transposed_product(slope_GC, weighted_GD)
+        return product(slope_GC.T, weighted_GD)
 
     def _logits(self) -> tuple[Tensor, Tensor | None]:
         """Return the negatives' logits (−∞ for targets), and the margin's factor on their derivatives; None: 1."""
-        logit_GC = product_with_transposed(self._unit_GD, self._factor_CD).to(self._inverse_norm_C.dtype)
+        logit_GC = product(self._unit_GD, self._factor_CD.T).to(self._inverse_norm_C.dtype)
         # Scaled by columns after the product: unit centers would be a second table of the size of the chunk.
         logit_GC.mul_(self._inverse_norm_C * self._margin.scale)
         # Before the targets are taken out: a margin may compare negatives with the target, and −∞ passes through no
@@ -194,7 +194,7 @@ class BoundedChunk(Chunk):
 
     def _masked_logits(self) -> tuple[Tensor, Tensor | None]:
         """Return the negatives' logits, −∞ for targets and filtered ones; and how many are filtered, or None."""
-        logit_GC = self._over_norms(product_with_transposed(self._unit_GD, self._factor_CD))
+        logit_GC = self._over_norms(product(self._unit_GD, self._factor_CD.T))
         self._leave_targets_out_(logit_GC)
         if not self._margin.filter_threshold:
             return logit_GC, None
@@ -306,17 +306,7 @@ def default_chunk_size(global_batch: int, embedding_size: int, device_type: str)
 
 
 def product(a_MK: Tensor, b_KN: Tensor) -> Tensor:
-    """Return a·b, (M, N), as `product_with_transposed` computes it."""
-    return product_with_transposed(a_MK, b_KN.T)
-
-
-def transposed_product(a_KM: Tensor, b_KN: Tensor) -> Tensor:
-    """Return aᵀ·b, (M, N), as `product_with_transposed` computes it."""
-    return product_with_transposed(a_KM.T, b_KN.T)
-
-
-def product_with_transposed(a_MK: Tensor, b_NK: Tensor) -> Tensor:
-    """Return a·bᵀ, (M, N); on a CPU in float32 by oneDNN.
+    """Return a·b, (M, N); on a CPU in float32 by oneDNN.
 
     torch gives float32 products on a CPU to MKL, which on AMD's processors does not use AVX-512: half the speed of
     oneDNN's kernels, which are in the same build. Both compute with the same float32 multiply-adds, in another order;
@@ -328,6 +318,6 @@ def product_with_transposed(a_MK: Tensor, b_NK: Tensor) -> Tensor:
         or a_MK.device.type != "cpu"
         or not torch.backends.mkldnn.is_available()
     ):
-        return a_MK @ b_NK.T
+        return a_MK @ b_KN
     # oneDNN reads its first factor by rows: a copy costs less than its slow kernel for columns.
-    return onednn_linear(a_MK.contiguous(), b_NK)
+    return onednn_linear(a_MK.contiguous(), b_KN.T)
