@@ -48,11 +48,13 @@ from facetrain.head.row_file import Layout
 from facetrain.head.row_optimizer import CenterUpdate, RowOptimizer, moment_layout, one_pass_available
 from facetrain.head.sampling import ClassSampler, SampledClasses, Stage
 from facetrain.head.sharded_softmax import ClassSweep, TakeGradient, sharded_cross_entropy, without_autocast
-from facetrain.head.softmax import are_few
 from facetrain.head.target import NearestCount
 from facetrain.text import count_text
 
 _call_uncompiled: Callable[..., Tensor] | None = None
+_SMALL_BYTES, _KEPT_SHARE = 1 << 28, 4
+"""Exponentials are kept for the backward pass if they have fewer bytes than this, or than one in so many of centers and
+momentum in float32."""
 
 
 class PartialFC(BaseHead):
@@ -528,7 +530,7 @@ class PartialFC(BaseHead):
         if self._recompute is not None:
             return not self._recompute
         needed = logits * (product_dtype or torch.float32).itemsize
-        return are_few(needed, self._numbers_on_device)
+        return needed <= max(_SMALL_BYTES, 8 * self._numbers_on_device // _KEPT_SHARE)
 
     def classes_per_chunk(self, global_batch: int) -> int:
         """Return how many classes a chunk has, with so many embeddings of all ranks."""

@@ -16,9 +16,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_SMALL_BYTES, _KEPT_SHARE = 1 << 28, 4
-"""Exponentials are kept for the backward pass if they have fewer bytes than this, or than one in so many of centers and
-momentum in float32."""
 LARGEST_SCALE = 64.0
 """Largest scale for which the base may be 0: e^±64 and a sum of 2³¹ such numbers are normal in float32 and bfloat16."""
 
@@ -26,11 +23,6 @@ LARGEST_SCALE = 64.0
 def is_bounded(scale: float, *, changes_negatives: bool) -> bool:
     """Return whether exp(z) of all negatives is a normal number, as |z| ≤ scale where the margin leaves them alone."""
     return not changes_negatives and scale <= LARGEST_SCALE
-
-
-def are_few(needed: int, numbers: int) -> bool:
-    """Return whether to keep exponentials of so many bytes, beside centers of so many numbers."""
-    return needed <= max(_SMALL_BYTES, 8 * numbers // _KEPT_SHARE)
 
 
 def begin(like_G: Tensor) -> Tensor:

@@ -248,7 +248,7 @@ def test_stages_that_do_not_follow_each_other_are_refused(stages):
 
 @pytest.mark.parametrize(("placement", "keeps"), [("device", True), ("host", False)])
 def test_exponentials_are_kept_beside_centers_on_the_device_alone(placement, keeps, monkeypatch):
-    monkeypatch.setattr("facetrain.head.softmax._SMALL_BYTES", 0)
+    monkeypatch.setattr("facetrain.head.partial_fc._SMALL_BYTES", 0)
     head = facetrain.PartialFC(
         "cosface", SIZE, CLASSES, storage=Storage(placement=placement), update=CenterUpdate()
     )
