@@ -110,20 +110,15 @@ def _ends_before_a_step(state: TrainState, callbacks: Callbacks, config: Config)
     """Verify the network that has not been verified; return whether the run takes no step. Collective."""
     # Verify the initial network: a verification set that cannot be used ends the run now and not after hours.
     # A resumed run was verified already, unless a signal interrupted that verification.
-    if (not state.resumed or state.unverified) and _verify_first(state, callbacks):
-        return True
+    if not state.resumed or state.unverified:
+        callbacks.evaluation.verify(state)
+        if state.unverified:  # a signal interrupted this one
+            stops = callbacks.stopping.agree(state)
+            callbacks.checkpointing.save(state, ends=stops)
+            if stops:
+                return True
+        elif state.resumed:
+            # Save that the verification is done: a further resume from this step must not repeat it.
+            callbacks.evaluation.write_pairs(state)
+            callbacks.checkpointing.save(state)
     return bool(state.early_stop.reason(config.train.stop_early))  # resumed after its end
-
-
-def _verify_first(state: TrainState, callbacks: Callbacks) -> bool:
-    """Verify the network before the first step; return whether the ranks agreed to stop. Collective."""
-    callbacks.evaluation.verify(state)
-    if state.unverified:  # a signal interrupted the verification
-        stops = callbacks.stopping.agree(state)
-        callbacks.checkpointing.save(state, ends=stops)
-        return stops
-    if state.resumed:
-        # Save that the verification is done: a further resume from this step must not repeat it.
-        callbacks.evaluation.write_pairs(state)
-        callbacks.checkpointing.save(state)
-    return False
