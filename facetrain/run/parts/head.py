@@ -50,7 +50,8 @@ def build_head(
         # With several micro-batches, the gradient of the centers is complete only after the last one.
         update_in_backward=config.optim.accumulate == 1,
     )
-    return _build_heads(config, world, run, (num_classes, config.model.embedding_size), source)
+    shape = num_classes, config.model.embedding_size
+    return _build_heads(config, world, run, config.head, _HEAD_STREAMS, shape, source)
 
 
 def build_teacher_centers(
@@ -72,14 +73,9 @@ def build_teacher_centers(
         ConfigError: a dataset of a mixture has an invalid margin.
     """
     run = head_run(config, world, schedule)
-    run = replace(
-        run,
-        folder=run_folder / TEACHER_ROWS,
-        update_in_backward=False,
-        stages=tuple(stage._replace(expectations="off") for stage in run.stages),
-        trained=False,
-    )
-    return _build_heads(config, world, run, shape, source)
+    stages = tuple(stage._replace(expectations="off") for stage in run.stages)
+    run = replace(run, folder=run_folder / TEACHER_ROWS, stages=stages, trained=False)
+    return _build_heads(config, world, run, teacher_settings(config.head), _TEACHER_STREAMS, shape, source)
 
 
 def teacher_settings(head: HeadSettings) -> HeadSettings:
@@ -92,15 +88,15 @@ def _build_heads(
     config: Config,
     world: World,
     run: HeadRun,
+    settings: HeadSettings,
+    streams: tuple[int, int],
     shape: tuple[int, int],
     source: FaceDataset | None,
 ) -> Head:
-    """Build a head, or one for each dataset of a mixture with separate heads; trained ones, or those of a teacher.
+    """Build a head, or one for each dataset of a mixture with separate heads.
 
     `shape` is the number of classes of all heads and the size of an embedding.
     """
-    settings = config.head if run.trained else teacher_settings(config.head)
-    streams = _HEAD_STREAMS if run.trained else _TEACHER_STREAMS
 
     def build(settings: HeadSettings, num_classes: int, folder: Path | None, *number: int) -> PartialFC:
         # Each head of a mixture draws its own centers, samples and margins.
