@@ -18,7 +18,7 @@ from facetrain.backbone.base import Backbone
 from facetrain.backbone.keypoint_vit import KeypointVisionTransformer
 from facetrain.errors import ModelError
 from facetrain.models.backbone_layers import backbone_layers
-from facetrain.models.layer_graph import IMAGE, Layer, LayerGraph, embed, run_layer, with_weights
+from facetrain.models.layer_graph import IMAGE, Layer, LayerGraph, embed, with_weights
 from facetrain.models.mxnet_network import MxnetNetwork
 
 BLOCK = 32
@@ -109,11 +109,7 @@ class FoldedNetwork(nn.Module):
 
     def _embed(self, image_BCHW: Tensor) -> Tensor:
         image_BCHW = self.graph.prepare(image_BCHW).to(self._dtype, memory_format=torch.channels_last)
-        return embed(self.graph, image_BCHW, self._run).float()
-
-    def _run(self, name: str, inputs: list[Tensor], is_last_use: bool) -> Tensor:
-        # An input of a sum that nothing else needs can hold the result.
-        return run_layer(self.graph.layers[name], *inputs, in_place=is_last_use)
+        return embed(self.graph, image_BCHW).float()
 
     def _copy(self, layer: Layer, _: str, weight: Tensor) -> Tensor:
         """Return a copy of a weight in the type and memory layout in which its layer runs."""

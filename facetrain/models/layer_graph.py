@@ -112,10 +112,15 @@ def run_graph(graph: LayerGraph, image_BCHW: Tensor, run: Runner) -> Iterator[tu
         yield name, values[name]
 
 
-def embed(graph: LayerGraph, image_BCHW: Tensor, run: Runner) -> Tensor:
-    """Return the value of the last layer, see `run_graph`."""
-    last = deque(run_graph(graph, image_BCHW, run), maxlen=1)
-    return last[0][1]
+def embed(graph: LayerGraph, image_BCHW: Tensor) -> Tensor:
+    """Return the value of the last layer, from what the first layers take."""
+
+    def run(name: str, inputs: list[Tensor], is_last_use: bool) -> Tensor:
+        # An input of a sum that nothing else needs can hold the result; a backward pass may need it.
+        in_place = is_last_use and not torch.is_grad_enabled()
+        return run_layer(graph.layers[name], *inputs, in_place=in_place)
+
+    return deque(run_graph(graph, image_BCHW, run), maxlen=1)[0][1]
 
 
 def with_weights(graph: LayerGraph, change: Callable[[Layer, str, Tensor], Tensor]) -> LayerGraph:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from facetrain.errors import ModelError
 from facetrain.models.file_layers import Affine, Node, backbone_form
-from facetrain.models.layer_graph import IMAGE, Layer, LayerGraph, embed, run_layer
+from facetrain.models.layer_graph import IMAGE, Layer, LayerGraph, embed
 from facetrain.models.mxnet_symbol import (
     attributes_of,
     embedding_node,
@@ -43,11 +43,7 @@ class MxnetNetwork(nn.Module):
     def forward(self, image_BCHW: Tensor) -> Tensor:
         """Map pixels (B, 3, H, W) to embeddings (B, D)."""
         graph = self.layers()
-
-        def run(name: str, inputs: list[Tensor], _: bool) -> Tensor:
-            return run_layer(graph.layers[name], *inputs)
-
-        return embed(graph, graph.prepare(image_BCHW), run)
+        return embed(graph, graph.prepare(image_BCHW))
 
     def layers(self) -> LayerGraph:
         """Return the network as layers of a backbone."""
