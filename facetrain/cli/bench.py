@@ -10,10 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from facetrain.bench.workloads import DEFAULT_CONFIG, RunWorkload, Turns
+from facetrain.cli.launch_options import LaunchOptions, Processes, start
 from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import CONFIG_FLAGS, DeviceOfBatches, Json, Set, local_file
 from facetrain.cli.outputs import echo_line
-from facetrain.cli.train import LaunchOptions, Processes, require_launch
 from facetrain.cpu_cores import usable_cores
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Measure parts of a run on this machine.")
@@ -63,9 +63,6 @@ def train(
     """
     from facetrain.config.loading import build_config, load_config
     from facetrain.config.own_code import allow_code_of
-    from facetrain.distributed.launch import launch
-    from facetrain.distributed.process_lifetime import launched_by_torchrun
-    from facetrain.distributed.topology import topology
 
     described = (
         load_config(config, set_ or ())
@@ -73,7 +70,6 @@ def train(
         else build_config(DEFAULT_CONFIG, "the defaults", set_ or ())
     )
     allow_code_of(described)
-    require_launch(LaunchOptions(nproc_per_node))
 
     def measure() -> int:
         from facetrain.bench.train import measure_training
@@ -83,10 +79,8 @@ def train(
             print_report(report, as_json)
         return 0
 
-    if launched_by_torchrun():
-        sys.exit(measure())
-    where = topology(nproc_per_node, "1", None, 0, described.train.device)
-    sys.exit(launch(measure, where, ["-m", "facetrain", *sys.argv[1:]]))
+    arguments = ["-m", "facetrain", *sys.argv[1:]]
+    start(measure, arguments, LaunchOptions(nproc_per_node), lambda: described.train.device)
 
 
 @app.command()

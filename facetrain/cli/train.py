@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from facetrain.cli.launch_options import LaunchOptions, start
 from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import CONFIG_FLAGS, Json, RunDir, Set, find_run
 from facetrain.cli.outputs import echo_line, require_writable
@@ -19,32 +19,6 @@ from facetrain.errors import FacetrainError, UsageError
 
 if TYPE_CHECKING:
     from facetrain.run.request import TrainRequest
-
-Processes = Annotated[
-    str, typer.Option(metavar="N|auto", help="Processes on this host. auto: one per GPU, or one on CPU.")
-]
-
-
-@dataclass(frozen=True)
-class LaunchOptions:
-    """Options about the processes of a run."""
-
-    nproc_per_node: Processes = "auto"
-    nnodes: Annotated[
-        str,
-        typer.Option(
-            metavar="N|MIN:MAX",
-            help="Number of hosts, the machines of the run, or MIN:MAX for elastic training.",
-        ),
-    ] = "1"
-    rdzv_endpoint: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="Name and port of one host; give the same value on all."),
-    ] = None
-    max_restarts: Annotated[
-        int, typer.Option(min=0, help="How many times training may restart after a failure.")
-    ] = 0
-
 
 Profile = Annotated[
     bool,
@@ -144,30 +118,9 @@ def resume(
 def _launch(request: TrainRequest, options: LaunchOptions) -> None:
     """Train in this process, or in the ranks that are started for it; end with the exit code of the run."""
     from facetrain.cli.rank import rank_arguments, train_on_this_rank
-    from facetrain.distributed.launch import launch
-    from facetrain.distributed.process_lifetime import launched_by_torchrun
-    from facetrain.distributed.topology import topology
 
-    require_launch(options)
-    if launched_by_torchrun():
-        sys.exit(train_on_this_rank(request))
-    where = topology(**asdict(options), device=_device(request, alone=options.nnodes == "1"))
-    sys.exit(launch(partial(train_on_this_rank, request), where, rank_arguments(request)))
-
-
-def require_launch(options: LaunchOptions) -> None:
-    """Check that no options about processes are given where another launcher than facetrain starts them.
-
-    Raises:
-        UsageError: there are.
-    """
-    from facetrain.distributed.process_lifetime import outside_launcher
-
-    usual = asdict(LaunchOptions())
-    given = {name: value for name, value in asdict(options).items() if value != usual[name]}
-    if given and (launcher := outside_launcher()):
-        names = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in given.items())
-        raise UsageError(f"{names}: has no effect {launcher}; remove it, or give it to the launcher")
+    device = partial(_device, request, alone=options.nnodes == "1")
+    start(partial(train_on_this_rank, request), rank_arguments(request), options, device)
 
 
 def _device(request: TrainRequest, *, alone: bool) -> str:
