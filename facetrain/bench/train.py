@@ -34,7 +34,7 @@ from facetrain.progress import ProgressCallback, ignore_progress
 from facetrain.run.build import network_for_steps
 from facetrain.run.choose import rate_values
 from facetrain.run.parts.learning_check import classes_in_step
-from facetrain.run.parts.loader import build_augment, build_loader, count_workers
+from facetrain.run.parts.loader import build_augment, build_loader
 from facetrain.run.parts.state import build_state
 from facetrain.run.parts.step_schedule import Stage, StepSchedule, schedule_steps
 from facetrain.run.parts.world import joined
@@ -106,8 +106,7 @@ def measure_training(
         num_classes = workload.num_classes(config, source.num_classes)
         built = {name: build(config, world, num_classes) for name, build in (others or {}).items()}
         run = build_run(config, world, num_classes, Path(scratch), source)
-        workers = count_workers(config, world)
-        loader = build_loader(config, world, source, run.schedule, workers=workers, start_step=0)
+        loader = build_loader(config, world, source, run.schedule, start_step=0)
         with closing(loader):
             inputs = open_inputs(run, num_classes, loader)
             machine = measure_peak(config.train.precision, world.device)

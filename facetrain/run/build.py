@@ -37,7 +37,7 @@ from facetrain.run.folder.environment import (
 )
 from facetrain.run.folder.run_files import log_of_host, write_run_files
 from facetrain.run.outputs import open_sinks
-from facetrain.run.parts.loader import build_augment, count_workers
+from facetrain.run.parts.loader import build_augment
 from facetrain.run.parts.state import build_state, check_precision, read_identities
 from facetrain.run.parts.step_schedule import StepSchedule
 from facetrain.run.run_plan import RunPlan
@@ -74,11 +74,6 @@ class Parts(Agreed):
     def is_leader(self) -> bool:
         """Whether this rank writes what is written once for a run."""
         return self.world.is_leader
-
-    @property
-    def workers(self) -> int:
-        """Reading processes of this rank."""
-        return count_workers(self.config, self.world)
 
     @property
     def early_stop(self) -> str:

@@ -13,7 +13,7 @@ from facetrain.distributed.world import World
 from facetrain.run.agree import Agreed
 from facetrain.run.build import build_network
 from facetrain.run.lr_range_test import RangeTest, run_range_test
-from facetrain.run.parts.loader import build_augment, build_loader, count_workers
+from facetrain.run.parts.loader import build_augment, build_loader
 from facetrain.run.request import TrainRequest
 from facetrain.training.step import TrainStep
 
@@ -48,8 +48,7 @@ def find_rate(agreed: Agreed, world: World) -> RangeTest:
     state, network = build_network(config, world, source, schedule, agreed.folder)
     # The test ends itself when the loss is not finite.
     step = TrainStep(network, build_augment(config), seed=config.seed, max_skipped_steps=first.stop_step + 1)
-    workers = count_workers(config, world)
-    loader = build_loader(config, world, source, schedule, workers=workers, start_step=0)
+    loader = build_loader(config, world, source, schedule, start_step=0)
     try:
         test = run_range_test(config, state, step, loader, steps=first.stop_step, lr_factor=first.lr_factor)
     finally:

@@ -26,7 +26,7 @@ from facetrain.run.loop import Callbacks
 from facetrain.run.opening import report_start
 from facetrain.run.outputs import RunOutputs, open_outputs
 from facetrain.run.parts.learning_check import build_learning_check
-from facetrain.run.parts.loader import build_loader
+from facetrain.run.parts.loader import build_loader, count_workers
 from facetrain.run.results import model_metadata
 from facetrain.run.uploading import open_uploads, saved_checkpoint
 from facetrain.telemetry.log import warn
@@ -72,9 +72,7 @@ def open_run(parts: Parts, page: LiveReport | None) -> Run:
             opened.callback(outputs.close)
             report_start(parts, outputs)
         # The loader first: its processes read the first images while the rest is built and the network is verified.
-        loader = build_loader(
-            config, parts.world, parts.data.source, schedule, workers=parts.workers, start_step=first_step
-        )
+        loader = build_loader(config, parts.world, parts.data.source, schedule, start_step=first_step)
         opened.callback(loader.close)
         step = TrainStep(
             parts.network,
@@ -113,7 +111,7 @@ def _evaluation(parts: Parts, outputs: RunOutputs, stop_request: StopRequest) ->
             image_size=parts.config.data.image_size,
             batch_size=parts.config.eval.batch_size,
             device=parts.world.device,
-            workers=parts.workers,
+            workers=count_workers(parts.config, parts.world),
             check_stop=stop_request.raise_if_requested,  # a signal interrupts the verification
         ),
         lambda name, done, total: outputs.advance(parts.state.step, f"verifying {name}: {done / total:.0%}"),

@@ -146,7 +146,7 @@ def test_a_record_that_cannot_be_read_ends_all_ranks_at_once_and_is_reported(des
 
 @pytest.mark.parametrize("options", [{}, {"precision": "bf16"}, {"precision": "fp16"}, {"accumulate": 2}])
 def test_the_host_waits_for_the_device_in_no_step(describe, dataset, tmp_path, options):  # noqa: F811
-    config = load_config(describe(**options), [f"train.device={DEVICE}", AUGMENTED])
+    config = load_config(describe(**options), [f"train.device={DEVICE}", AUGMENTED, "data.workers=2"])
     source = open_dataset(dataset / "data")
     with join(DEVICE) as world:
         training = build_run(config, world, source.num_classes, tmp_path, source)
@@ -154,7 +154,7 @@ def test_the_host_waits_for_the_device_in_no_step(describe, dataset, tmp_path, o
             islice(repeated_batch(training, source.num_classes), 2)
         )  # kernels are built, averages begin
         schedule = schedule_steps(config, source.num_images, world.size)
-        loader = build_loader(config, world, source, schedule, workers=2, start_step=0)
+        loader = build_loader(config, world, source, schedule, start_step=0)
         try:
             batches = list(islice(loader, 2))
             torch.cuda.set_sync_debug_mode("error")  # a wait raises

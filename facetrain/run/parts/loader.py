@@ -41,7 +41,6 @@ def build_loader(
     source: FaceDataset,
     schedule: StepSchedule,
     *,
-    workers: int,
     start_step: int,
 ) -> StagedLoader:
     """Build the loader of this rank's batches; it begins to read at once."""
@@ -51,7 +50,7 @@ def build_loader(
         return Loader(
             source,
             build_sampler(source, _order(config, stage)),
-            _loader_settings(config, stage, workers),
+            _loader_settings(config, stage, count_workers(config, world)),
             world,
             start_step=start,
             stop_step=stage.stop_step,
