@@ -7,6 +7,7 @@ this module does not import torch, which the dataset tools do without.
 
 from __future__ import annotations
 
+from enum import IntEnum, unique
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +19,22 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
+
+
+@unique
+class Stream(IntEnum):
+    """Purposes of random numbers in a run, by which `key_of` derives their keys from `config.seed`.
+
+    The sampler derives the key of a shuffle from the epoch: that of epoch 3 is the key of the augmentation.
+    """
+
+    AUGMENTATION = 3
+    CENTERS = 5
+    MARGINS = 6
+    PROJECTION = 7
+    TEACHER_CENTERS = 8
+    TEACHER_MARGINS = 9
+    TORCH = 10
 
 
 def key_of(*parts: int) -> int:

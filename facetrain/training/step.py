@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from facetrain.backbone.base import Backbone
-from facetrain.counter_rng import key_of
+from facetrain.counter_rng import Stream, key_of
 from facetrain.data.images.augment import Augment
 from facetrain.data.loading.loader import Batch
 from facetrain.device.profiler_ranges import profiler_range
@@ -27,8 +27,6 @@ from facetrain.training.state import TrainState
 
 MAX_SKIPPED_STEPS = 10
 """Number of consecutive steps whose loss or gradient is not finite, after which a run ends."""
-_TORCH_STREAM = 10
-"""Number that separates the seeds of torch's generators from other random keys of the run's seed."""
 
 
 class TrainStep:
@@ -230,7 +228,7 @@ class TrainStep:
 
     def _seed_torch(self, state: TrainState, *purpose: int) -> None:
         """Seed torch's generators of the CPU and of this rank's GPU from the step and further numbers."""
-        key = key_of(self._seed, _TORCH_STREAM, state.step, *purpose)
+        key = key_of(self._seed, Stream.TORCH, state.step, *purpose)
         # Not torch.manual_seed: it formats a stack for GPUs that are not in use, in 0.2 ms.
         torch.default_generator.manual_seed(key)
         if state.world.device.type == "cuda":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from facetrain.config.schema import Config
-from facetrain.counter_rng import key_of
+from facetrain.counter_rng import Stream, key_of
 from facetrain.data.dataset import FaceDataset
 from facetrain.distributed.world import World
 from facetrain.head.head_group import Head, head_parts
@@ -20,8 +20,6 @@ from facetrain.training.precision import autocast_for
 from facetrain.training.teacher import LiveTeacher, digest_model
 from facetrain.training.teacher_cache import CachedTeacher
 
-_PROJECTION_STREAM = 7
-"""Number that derives the key of the initial projection from config.seed; loader.py lists the others."""
 _CLASSES_PER_MEAN = 1 << 16
 """Classes whose means are computed together: their sums are float64, several times as large as the centers."""
 
@@ -72,7 +70,7 @@ def build_distillation(
         weight=distill.weight,
         margin_weight=distill.margin_weight,
         embedding_size=config.model.embedding_size,
-        seed=key_of(config.seed, _PROJECTION_STREAM) & (2**63 - 1),
+        seed=key_of(config.seed, Stream.PROJECTION) & (2**63 - 1),
         centers=centers,
     )
     return distillation.to(world.device)

@@ -10,7 +10,7 @@ import torch
 from pydantic import ValidationError
 
 from facetrain.config.schema import Config
-from facetrain.counter_rng import key_of
+from facetrain.counter_rng import Stream, key_of
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.mixture import DatasetHead, MixtureDataset, images_per_epoch
 from facetrain.device.capability import multiplies_bfloat16
@@ -26,8 +26,8 @@ from facetrain.run.folder.earlier import HEAD_ROWS, TEACHER_ROWS
 from facetrain.run.parts.step_schedule import StepSchedule
 from facetrain.text import printable
 
-# Numbers that derive the keys of the random centers and of the margins from config.seed; loader.py lists the others.
-_HEAD_STREAMS, _TEACHER_STREAMS = (5, 6), (8, 9)
+_HEAD_STREAMS = Stream.CENTERS, Stream.MARGINS
+_TEACHER_STREAMS = Stream.TEACHER_CENTERS, Stream.TEACHER_MARGINS
 
 
 def build_head(
@@ -89,7 +89,7 @@ def _build_heads(
     world: World,
     run: HeadRun,
     settings: HeadSettings,
-    streams: tuple[int, int],
+    streams: tuple[Stream, Stream],
     shape: tuple[int, int],
     source: FaceDataset | None,
 ) -> Head:

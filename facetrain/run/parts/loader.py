@@ -6,7 +6,7 @@ from functools import partial
 
 from facetrain.backbone.zoo import takes_landmarks
 from facetrain.config.schema import Config
-from facetrain.counter_rng import key_of
+from facetrain.counter_rng import Stream, key_of
 from facetrain.data.augmentations import build as augmentations
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.images.augment import Augment
@@ -17,10 +17,6 @@ from facetrain.distributed.world import World
 from facetrain.run.parts.step_schedule import Stage, StepSchedule
 
 _MAX_AUTO_WORKERS = 16
-# Numbers that derive random keys from config.seed (counter_rng.key_of); head.py uses 5, 6, 8 and 9, distillation.py 7,
-# training/step.py 10. The sampler derives the key of a shuffle from the epoch: that of epoch 3 is the key of the
-# augmentation.
-_AUGMENT_STREAM = 3
 
 
 def count_workers(config: Config, world: World) -> int:
@@ -32,7 +28,7 @@ def count_workers(config: Config, world: World) -> int:
 
 def build_augment(config: Config) -> Augment:
     """Build the augmentation of image batches on the device."""
-    return augmentations.build_augment(key_of(config.seed, _AUGMENT_STREAM), config.data.augment)
+    return augmentations.build_augment(key_of(config.seed, Stream.AUGMENTATION), config.data.augment)
 
 
 def build_loader(
