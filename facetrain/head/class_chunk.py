@@ -29,7 +29,7 @@ class BackwardInputs(NamedTuple):
     """Unit embeddings times the derivative of the step's loss by each sample's loss, times the scale; product dtype."""
     target_grad_GD: Tensor
     """Contribution of each sample to the gradient of its target center."""
-    target_order: tuple[Tensor, Tensor] | None = None
+    target_order: tuple[Tensor, Tensor] | None
     """Samples in the order of their target classes, int64 (G,), and where in it those of each class begin, int32
     (S + 1,). For `Chunk.unfinished_gradients`."""
 

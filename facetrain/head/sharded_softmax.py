@@ -80,7 +80,7 @@ class ClassSweep:
     """Keep the exponentials of the negatives' logits for the backward pass, if the chunks are bounded."""
     loss_scale: Tensor | None
     """Factor on the loss (a scalar on the device) by which the gradient of the centers is divided; None: 1."""
-    learns: bool = True
+    learns: bool
     """Whether the margin's running averages take in this batch."""
     table: str = "weight"
     """Name of the table with the centers."""

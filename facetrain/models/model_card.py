@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from facetrain.models.embedding_model import EmbeddingModel
@@ -24,7 +23,6 @@ _FOLLOWING = ("fnmr@", "fnir@")
 _SIZES = ("pairs", "genuine", "probes", "mated", "entries", "subjects")
 _SMALLEST_PERCENT = 1e-5
 """A smaller rate has no digits in percent."""
-_NO_FACTS: Mapping[str, str] = MappingProxyType({})
 _HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 
 
@@ -33,7 +31,7 @@ def model_card(
     name: str,
     *,
     results: Mapping[str, Any],
-    file: Mapping[str, str] = _NO_FACTS,
+    file: Mapping[str, str],
     license: str | None = None,
 ) -> str:
     """Return the card as Markdown.

@@ -24,7 +24,6 @@ from facetrain.data.loading.sampler import epoch_size
 from facetrain.distributed.ranks import Ranks
 from facetrain.errors import DataError, RunError, UsageError
 from facetrain.files import os_errors_as
-from facetrain.remote.download import pinned
 from facetrain.run.asked_config import open_mirror
 from facetrain.run.compare_hosts import compare_commands, open_same_data
 from facetrain.run.folder.claim import FolderClaim, existing_run, has_checkpoints, require_replaceable
@@ -68,7 +67,7 @@ class Agreed:
         return open_mirror(self.config, self.folder)
 
 
-def agree(ranks: Ranks, request: TrainRequest, lease: Lease, pin: Callable[[str], str] = pinned) -> Agreed:
+def agree(ranks: Ranks, request: TrainRequest, lease: Lease, pin: Callable[[str], str]) -> Agreed:
     """Let the leader resolve a request, and compare its plan on all hosts. All ranks call it together.
 
     Raises:

@@ -19,7 +19,7 @@ def model_of(datasets, *, config=None, text="r50"):
 
 
 def card_of(datasets):
-    return model_card(model_of(datasets), "net", results={})
+    return model_card(model_of(datasets), "net", results={}, file={})
 
 
 def test_the_model_card_lists_origin_and_license_of_all_datasets():
@@ -59,7 +59,7 @@ def test_names_in_a_card_are_neither_markup_nor_control_characters():
             ],
         }
     }
-    text = model_card(model, HOSTILE, results=results)
+    text = model_card(model, HOSTILE, results=results, file={})
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f\u202a-\u202e]|^forged", text, re.MULTILINE)
     assert text.count("forged") >= 11
     row = next(line for line in text.splitlines() if line.startswith("| ann"))
@@ -79,7 +79,7 @@ def test_a_card_states_on_how_much_its_results_rest():
         "remarks": {"tar@1e-02": rests, "fnmr@1e-02": rests},
         "groups": [{"column": "sex", "value": "f", **group}],
     }  # fmt: skip
-    lines = model_card(model_of([]), "net", results={"lfw": found}).splitlines()
+    lines = model_card(model_of([]), "net", results={"lfw": found}, file={}).splitlines()
     for line in (
         "- lfw: 6,000 pairs, 3,000 genuine, 4,281 subjects",
         "- lfw, sex = f: 1,200 pairs, fmr 2.0e-07 (0.000% to 3.0e-06), fnmr –",
@@ -118,7 +118,7 @@ def test_a_card_has_the_settings_that_are_not_empty_and_what_the_publisher_says(
 
 @pytest.mark.parametrize("datasets", [None, "text", ["text"]])
 def test_metadata_of_another_form_has_no_settings_and_no_datasets(datasets):
-    text = model_card(model_of(datasets, config="text"), "net", results={})
+    text = model_card(model_of(datasets, config="text"), "net", results={}, file={})
     assert "does not contain the settings of the training" in text and "## Data" not in text
     assert "Origin and terms of the data, and consent of the people: _to be filled in" in text
 
