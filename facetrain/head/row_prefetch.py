@@ -30,8 +30,8 @@ class _StepRows:
     """May have more rows than `index`; the rest is spare."""
     drawn: int
     """Number of the drawn rows."""
-    common: tuple[Tensor, Tensor]
-    """Places of the drawn rows that the step before has too: there, and here; int64 on the device."""
+    common: Tensor
+    """Places of the drawn rows that the step before has too, there and here: int64 (2, count) on the device."""
 
 
 class RowPrefetcher:
@@ -84,8 +84,9 @@ class RowPrefetcher:
         self._append(rows, added)
         if previous is not None:
             # Rows of both steps were read before the last step changed them; the new values are still on the device.
-            _copy_rows(previous, rows, *rows.common)
-            self._copy_common_added(previous, rows, added)
+            _copy_rows(previous, rows, rows.common)
+            common_added = to_device(_common_rows(previous, added.numpy(), offset=rows.drawn), self._device)
+            _copy_rows(previous, rows, common_added)
             # Queued before the next read: the worker does one task after the other, so that read sees these values in
             # the tables.
             self._write = self._worker.submit(self._write_back, previous, self._record_event())
@@ -135,14 +136,14 @@ class RowPrefetcher:
         places = np.empty((2, 0), np.int64) if previous is None else _common_rows(previous, index.numpy())
         common = torch.from_numpy(places)
         if self._stream is None:
-            return _StepRows(index, host, len(index), (common[0], common[1]))
+            return _StepRows(index, host, len(index), common)
         with torch.cuda.stream(self._stream):
             # On a stream of the worker, beside the kernels of the step before.
             tables = {name: table.to(self._device, non_blocking=True) for name, table in host.items()}
             common = common.to(self._device)
         # The training thread uses the tables on another stream, which does not wait for this one.
         self._stream.synchronize()
-        return _StepRows(index, tables, len(index), (common[0], common[1]))
+        return _StepRows(index, tables, len(index), common)
 
     def _append(self, rows: _StepRows, added: Tensor) -> None:
         """Read the rows that the batch added into the spare rows of the tables."""
@@ -153,11 +154,6 @@ class RowPrefetcher:
         for name, table in host.items():
             rows.tables[name][start:stop].copy_(table, non_blocking=True)
         rows.index = torch.cat([rows.index, added])
-
-    def _copy_common_added(self, previous: _StepRows, rows: _StepRows, added: Tensor) -> None:
-        """Copy the rows that the batch added and the step before has too."""
-        places = to_device(_common_rows(previous, added.numpy()), self._device)
-        _copy_rows(previous, rows, places[0], places[1] + rows.drawn)
 
     def _new_tables(self, count: int) -> dict[str, Tensor]:
         """Allocate host tables with `count` rows."""
@@ -211,16 +207,16 @@ def find(ascending: np.ndarray, values: np.ndarray) -> np.ndarray:
     return np.where(is_present, place, -1)
 
 
-def _common_rows(old: _StepRows, index: np.ndarray) -> np.ndarray:
-    """Return the places in `old.index`, and in `index`, of the rows that both have: int64 (2, count)."""
+def _common_rows(old: _StepRows, index: np.ndarray, *, offset: int = 0) -> np.ndarray:
+    """Return the places in `old.index`, and `offset` after those in `index`, of the rows of both: int64 (2, count)."""
     rows = old.index.numpy()
     place = find(rows[: old.drawn], index)
     added = find(rows[old.drawn :], index)
     place = np.where(added >= 0, old.drawn + added, place)
     here = np.flatnonzero(place >= 0)
-    return np.stack([place[here], here])
+    return np.stack([place[here], offset + here])
 
 
-def _copy_rows(old: _StepRows, new: _StepRows, old_place: Tensor, new_place: Tensor) -> None:
+def _copy_rows(old: _StepRows, new: _StepRows, places: Tensor) -> None:
     for name, table in new.tables.items():
-        table.index_copy_(0, new_place, old.tables[name].index_select(0, old_place))
+        table.index_copy_(0, places[1], old.tables[name].index_select(0, places[0]))
