@@ -222,8 +222,7 @@ class Ranks:
             if leaves_alone:
                 leave_mark(Mark.LEAVES)
             raise of_all_ranks(failure)
-        is_elsewhere = self.rendezvous is not None and self.spans_hosts and self.speaks_for_host
-        if is_elsewhere and host != self._host:
+        if self.spans_hosts and self.speaks_for_host and host != self._host:
             # The input of this host is valid.
             if leaves_alone:
                 raise of_all_ranks(RunError(message))

@@ -38,7 +38,8 @@ def compare_commands(ranks: Ranks, request: TrainRequest, claim: Claim) -> None:
     _compare_versions(ranks, claim.versions)
     # Of a run that continues, only its folder has the config, which another host need not have yet.
     if request.command == claim.terms["command"] == "train":
-        _compare_configs(ranks, request, claim.given)
+        where = request.config if isinstance(request.config, str) else "the config"
+        _require_equal(ranks, where, claim.given, asked_config(request).given)
     _compare_terms(ranks, request.terms, claim.terms)
 
 
@@ -88,11 +89,6 @@ def _compare_versions(ranks: Ranks, expected: dict[str, str]) -> None:
                 f"{name} is {own.get(name, 'missing')}, and rank 0 on {ranks.place(0)} has "
                 f"{expected.get(name, 'none')}; install the same versions on all hosts"
             )
-
-
-def _compare_configs(ranks: Ranks, request: TrainRequest, expected: dict[str, Any]) -> None:
-    where = request.config if isinstance(request.config, str) else "the config"
-    _require_equal(ranks, where, expected, asked_config(request).given)
 
 
 def _compare_terms(ranks: Ranks, own: dict[str, Any], expected: dict[str, Any]) -> None:
