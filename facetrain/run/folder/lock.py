@@ -227,21 +227,18 @@ class RunLock:
         """Rewrite the file with a higher count; return False if it is the lock of another process."""
         # Of two threads that find no file, the slower one would take it for that of another process.
         with self._renewal:
-            return self._rewrite()
-
-    def _rewrite(self) -> bool:
-        try:
-            with open_lock(self._path, "r+b") as file:
-                holder = parse_holder(file.read(1 << 16))
-                if holder is not None and holder.token != self.token:
-                    return False
-                # In place: a new file under the name would not be seen by hosts that cache the folder.
-                self._me = self._me.model_copy(update={"beat": self._me.beat + 1})
-                file.seek(0)
-                file.write(self._me.dump())
-        except FileNotFoundError:  # the file was removed: the folder is locked again
-            return not self._has_moved() and self._create()
-        return True
+            try:
+                with open_lock(self._path, "r+b") as file:
+                    holder = parse_holder(file.read(1 << 16))
+                    if holder is not None and holder.token != self.token:
+                        return False
+                    # In place: a new file under the name would not be seen by hosts that cache the folder.
+                    self._me = self._me.model_copy(update={"beat": self._me.beat + 1})
+                    file.seek(0)
+                    file.write(self._me.dump())
+            except FileNotFoundError:  # the file was removed: the folder is locked again
+                return not self._has_moved() and self._create()
+            return True
 
 
 def _identity(folder: Path) -> tuple[int, int]:
