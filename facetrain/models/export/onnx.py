@@ -52,8 +52,8 @@ def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Runtime:
     Raises:
         ModelError: the network is too large, onnxruntime does not open the file, or `int8` does not know the network.
     """
-    _require_fitting(model)
     if options.int8:
+        _require_fitting(model)
         kept = {key: value for key, value in model.metadata.items() if key != THRESHOLDS_KEY}
         _save(_quantized(model, options), path, replace(model, metadata=kept), options)
     else:
