@@ -20,7 +20,7 @@ from facetrain.data.loading.staged_loader import StagedLoader
 from facetrain.distributed import collectives
 from facetrain.errors import ConfigError, RunError
 from facetrain.files import os_errors_as, read_regular_text, write_atomically
-from facetrain.run.start_checks import HIGHEST_LR
+from facetrain.run.suited_settings import HIGHEST_LR
 from facetrain.telemetry.log import warn
 from facetrain.training.state import TrainState
 from facetrain.training.step import TrainStep

@@ -29,13 +29,11 @@ from facetrain.optim.settings import MuonSettings
 from facetrain.run.parts.head import margins_of_datasets
 from facetrain.run.parts.step_schedule import StepSchedule
 from facetrain.run.request import CHOSEN_KEYS
-from facetrain.run.suited_settings import RunFacts, gather_facts, suited_rate, unsuited_settings
+from facetrain.run.suited_settings import HIGHEST_LR, RunFacts, gather_facts, suited_rate, unsuited_settings
 from facetrain.text import count_text
 from facetrain.training.state import TrainState
 from facetrain.verify.verifier import evaluation_mode
 
-HIGHEST_LR = {"sgd": 10.0, "adamw": 0.1}
-"""Rates that cannot be meant, far above the published ones (`suited_settings.py`)."""
 _MOST_OF_MUON = 100
 """Factor on the default rate of Muon that cannot be meant."""
 

@@ -35,6 +35,8 @@ _SGD_BATCHES, _SGD_RATES = (128, 1024, 4096), (0.02, 0.1, 0.4)
 """arcface_torch's rates: one GPU, eight GPUs, and eight GPUs with 512 images each."""
 _ADAMW_RATE = 0.001
 """arcface_torch's rate of its ViTs."""
+HIGHEST_LR = {"sgd": 10.0, "adamw": 0.1}
+"""Rates that cannot be meant, far above the published ones."""
 _MOST_FACTOR = 3.0
 """Factor between a rate and the one that is published for its batch. Most presets are within a factor of 2; the others
 are known by `_is_published`."""
