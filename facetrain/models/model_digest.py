@@ -1,4 +1,4 @@
-"""Digest of all files of a model: another one if the model at a path was replaced, or is another on another host."""
+"""Digests of the files, or the weights, of a model: others if the model at a path was replaced, or differs by host."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 
 from facetrain.checkpoint.commit import LATEST
@@ -15,6 +16,7 @@ from facetrain.checkpoint.manifest import sha256_of
 from facetrain.errors import ModelError
 from facetrain.files import os_errors_as, parse_json
 from facetrain.models.checksum import CHECKSUM_KEY
+from facetrain.models.embedding_model import EmbeddingModel
 from facetrain.models.model_file import THRESHOLDS_KEY, newest_model_file
 from facetrain.models.mxnet_symbol import pair_of_files
 from facetrain.models.onnx_network import external_files
@@ -41,6 +43,19 @@ def digest_model_files(path: Path) -> str:
             parts = [_digest_file(each) for each in (file, *filter(Path.is_file, _others(file)))]
             parts += _stated_origin(file)
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:32]
+
+
+def digest_model(model: EmbeddingModel, path: Path) -> str:
+    """Return a digest of a model's weights, whatever file they come from; of its files if it has no tensors."""
+    state = model.network.state_dict()
+    if not state:  # of ONNX, which onnxruntime keeps
+        return digest_model_files(path)
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        # By the weights and not by the file: a checkpoint and the model that was exported from it are one teacher.
+        digest.update(f"{name} {list(state[name].shape)} {state[name].dtype}".encode())
+        digest.update(state[name].cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:32]
 
 
 def _digest_file(file: Path) -> str:

@@ -4,10 +4,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -17,7 +15,6 @@ from torch import Tensor
 from facetrain.data.images.augment import normalize
 from facetrain.data.loading.loader import Batch
 from facetrain.models.embedding_model import EmbeddingModel
-from facetrain.models.model_digest import digest_model_files
 
 
 class Teacher(Protocol):
@@ -72,16 +69,3 @@ class LiveTeacher:
             image_BCHW.mul(127.5).add(127.5).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
         )
         return self._model.prepare(pixel_BHWC.contiguous())
-
-
-def digest_model(model: EmbeddingModel, path: Path) -> str:
-    """Return a digest of a model's weights, whatever file they come from; of its files if it has no tensors."""
-    state = model.network.state_dict()
-    if not state:  # of ONNX, which onnxruntime keeps
-        return digest_model_files(path)
-    digest = hashlib.sha256()
-    for name in sorted(state):
-        # By the weights and not by the file: a checkpoint and the model that was exported from it are one teacher.
-        digest.update(f"{name} {list(state[name].shape)} {state[name].dtype}".encode())
-        digest.update(state[name].cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:32]

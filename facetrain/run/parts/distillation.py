@@ -10,6 +10,7 @@ from facetrain.data.dataset import FaceDataset
 from facetrain.distributed.world import World
 from facetrain.head.head_group import Head, head_parts
 from facetrain.models.embedding_model import open_model
+from facetrain.models.model_digest import digest_model
 from facetrain.remote.download import local_path
 from facetrain.run.parts.head import build_teacher_centers
 from facetrain.run.parts.loader import build_augment
@@ -17,7 +18,7 @@ from facetrain.run.parts.step_schedule import StepSchedule
 from facetrain.run.parts.teacher_embeddings import open_cache
 from facetrain.training.distillation import Distillation
 from facetrain.training.precision import autocast_for
-from facetrain.training.teacher import LiveTeacher, digest_model
+from facetrain.training.teacher import LiveTeacher
 from facetrain.training.teacher_cache import CachedTeacher
 
 _CLASSES_PER_MEAN = 1 << 16

@@ -22,10 +22,10 @@ from facetrain.embeddings.image_inputs import dataset_images
 from facetrain.embeddings.inference import Inference
 from facetrain.embeddings.normalization import require_finite
 from facetrain.models.embedding_model import EmbeddingModel, open_model
+from facetrain.models.model_digest import digest_model
 from facetrain.progress import ProgressCallback
 from facetrain.remote.download import local_path
 from facetrain.run.folder.data_digests import digest_labels, digest_landmarks, digest_samples
-from facetrain.training.teacher import digest_model
 from facetrain.training.teacher_cache import CachedTeacher, new_cache
 
 _CHUNK = 1 << 14

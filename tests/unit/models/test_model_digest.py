@@ -9,9 +9,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from facetrain.errors import ModelError
-from facetrain.models.model_digest import digest_model_files
+from facetrain.models.model_digest import digest_model, digest_model_files
 from facetrain.models.model_file import save_model
-from facetrain.training.teacher import digest_model
 from tests.support.models import write_model
 
 

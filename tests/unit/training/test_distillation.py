@@ -11,9 +11,10 @@ from facetrain.checkpoint.load import Checkpoint
 from facetrain.data.images.augment import normalize
 from facetrain.errors import CheckpointError, ConfigError
 from facetrain.models.embedding_model import EmbeddingModel, open_model
+from facetrain.models.model_digest import digest_model
 from facetrain.models.model_file import describe_backbone, save_model
 from facetrain.training.distillation import Distillation, cosine_loss
-from facetrain.training.teacher import LiveTeacher, digest_model
+from facetrain.training.teacher import LiveTeacher
 from tests.runs.conftest import train_and_resume
 from tests.support import training
 from tests.support.heads import make_head, margin_settings

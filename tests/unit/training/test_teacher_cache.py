@@ -21,11 +21,12 @@ from facetrain.data.open_dataset import open_dataset
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import CheckpointError, ConfigError, DataError
 from facetrain.models.embedding_model import open_model
+from facetrain.models.model_digest import digest_model
 from facetrain.run.folder.data_digests import digest_inputs, digest_labels, digest_samples
 from facetrain.run.parts.distillation import build_distillation
 from facetrain.run.parts.step_schedule import schedule_steps
 from facetrain.run.parts.teacher_embeddings import open_cache, write_teacher_embeddings
-from facetrain.training.teacher import LiveTeacher, digest_model
+from facetrain.training.teacher import LiveTeacher
 from facetrain.training.teacher_cache import DIGESTS, CachedTeacher, cache_digest, new_cache
 from tests.runs.conftest import train_and_resume
 from tests.support import training
