@@ -18,7 +18,8 @@ from facetrain.api.dataset import Dataset, PathLike
 from facetrain.config.paths import eval_dir_of_run
 from facetrain.data.dataset import image_landmarks
 from facetrain.data.formats.image_folder import read_image_file
-from facetrain.distributed.world import World, own_gpu, pick_device, require_device
+from facetrain.distributed.devices import own_gpu, pick_device, require_device
+from facetrain.distributed.world import World
 from facetrain.embeddings.embed_images import embed_images, open_embedder
 from facetrain.embeddings.embedder import EncodedImage, ImageEmbedder
 from facetrain.embeddings.embedding_map import EmbeddingMap, open_map

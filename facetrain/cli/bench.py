@@ -100,7 +100,7 @@ def loader(
 ) -> None:
     """Measure the loader, beside the JPEG decoder alone."""
     from facetrain.bench.loader import measure_loader
-    from facetrain.distributed.world import pick_device
+    from facetrain.distributed.devices import pick_device
 
     report = measure_loader(
         data,

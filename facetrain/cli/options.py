@@ -64,7 +64,7 @@ def local_set(text: str) -> str:
 
 def _check_device(name: str) -> str:
     if name not in ("auto", "cpu"):
-        from facetrain.distributed.world import require_device
+        from facetrain.distributed.devices import require_device
 
         require_device(name, given=f"--device {name}", cpu_setting="--device cpu")
     return name

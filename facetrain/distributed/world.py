@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 from facetrain.cpu_cores import usable_cores
-from facetrain.device.gpu_driver import gpu_failure
 from facetrain.distributed import collectives
+from facetrain.distributed.devices import own_gpu, pick_device
 from facetrain.distributed.network_interface import is_loopback, use_interface_of
 from facetrain.distributed.process_lifetime import (
     has_agent,
@@ -28,14 +28,12 @@ from facetrain.distributed.process_lifetime import (
 from facetrain.distributed.process_setup import keep_freed_memory, release_freed_memory
 from facetrain.distributed.ranks import Ranks
 from facetrain.distributed.rendezvous import Rendezvous, join_rendezvous, store_address, watchdog_address
-from facetrain.distributed.topology import unusable_gpus
 from facetrain.distributed.watchdog import watchdog
 from facetrain.distributed.watchdog_process import Settings
 from facetrain.errors import RunError, UsageError
 
 ARRIVAL_S = 600.0
 """Time for all ranks to start."""
-_DEVICES = ("auto", "cpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -62,54 +60,6 @@ class World:
     def is_leader(self) -> bool:
         """Whether this is rank 0, which writes the files that are written once per run."""
         return self.rank == 0
-
-
-def require_device(name: str, *, given: str, cpu_setting: str) -> None:
-    """Check a device that a user has chosen: auto, cpu or cuda. `given` and `cpu_setting` are texts for the message.
-
-    Raises:
-        UsageError: there is no such device, or torch cannot use it.
-    """
-    if name not in _DEVICES:
-        raise UsageError(f"{given}: unknown device; choose one of {', '.join(_DEVICES)}")
-    if name == "cuda" and not torch.cuda.is_available():
-        if reason := gpu_failure():
-            raise UsageError(unusable_gpus(reason, cpu_setting))
-        raise UsageError(f"{given}: this machine has no GPU; use {cpu_setting}, or a machine with a GPU")
-
-
-def pick_device(name: str, local_rank: int, *, cpu_setting: str) -> torch.device:
-    """Return the device of a local rank. "auto" is CUDA if a GPU is available, else the CPU.
-
-    `cpu_setting` is how the user selects the CPU, for the message.
-
-    Raises:
-        UsageError: there is no GPU for this local rank, or torch cannot use the GPUs.
-    """
-    if name != "cpu" and (reason := gpu_failure()):
-        raise UsageError(unusable_gpus(reason, cpu_setting))
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name != "cuda":
-        return torch.device(name)
-    count = torch.cuda.device_count()
-    if local_rank >= count:
-        raise UsageError(
-            f"local rank {local_rank} has no GPU: this machine has {count}; "
-            + (
-                f"start at most {count} processes on it, let CUDA_VISIBLE_DEVICES show each all GPUs, or use"
-                if count
-                else "use a machine with a GPU, or"
-            )
-            + f" {cpu_setting}"
-        )
-    return torch.device("cuda", local_rank)
-
-
-def own_gpu() -> int:
-    """Return the number of the GPU with which this process computes alone, one of several that a launcher may start."""
-    # The launcher may show each its own GPU alone.
-    return own_local_rank() if torch.cuda.device_count() > 1 else 0
 
 
 @contextmanager

@@ -14,8 +14,8 @@ from facetrain import __main__
 from facetrain.cli.app import _exit_with_error, app, end_with
 from facetrain.device import gpu_driver
 from facetrain.device.gpu_driver import has_gpu_driver
+from facetrain.distributed.devices import pick_device, require_device
 from facetrain.distributed.topology import topology
-from facetrain.distributed.world import pick_device, require_device
 from facetrain.errors import UsageError
 from facetrain.text import printable
 from tests.runs.conftest import dataset, describe  # noqa: F401

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
-from facetrain.distributed import world
+from facetrain.distributed import devices, world
 from facetrain.distributed.ranks import Ranks
 from facetrain.distributed.rendezvous import Rendezvous
 from facetrain.errors import UsageError, is_final
@@ -54,7 +54,7 @@ def test_all_ranks_end_with_one_line_if_only_some_have_a_gpu(monkeypatch, first,
 def test_a_gpu_that_a_run_has_lost_ends_it_as_a_failure_because_it_may_come_back(
     monkeypatch, has_trained, code
 ):
-    monkeypatch.setattr(world, "gpu_failure", lambda: "")
+    monkeypatch.setattr(devices, "gpu_failure", lambda: "")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(UsageError, match="local rank 1 has no GPU: this machine has 1") as ended:
         world._pick_alike(Ranks(local_rank=1, has_trained=has_trained), "cuda", "train.device: cpu")
@@ -66,7 +66,7 @@ def test_a_rank_that_computes_alone_takes_its_gpu_also_if_it_sees_no_other(monke
     launched = {"RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost"}
     for name, value in launched.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(world, "gpu_failure", lambda: "")
+    monkeypatch.setattr(devices, "gpu_failure", lambda: "")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     with world._alone() as found:
