@@ -79,7 +79,6 @@ def open_model(path: Path, device: torch.device, *, allow_code: bool = False) ->
         ModelError: the file is missing or damaged, or its network is unknown.
         CheckpointError: the checkpoint is damaged, or the folder has none.
     """
-    path = Path(path)
     if is_graph(path):
         return _open_onnx(path) if path.suffix == ".onnx" else _open_mxnet(path, device)
     weights, description, origin = read_model(path)

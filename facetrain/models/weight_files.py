@@ -59,7 +59,6 @@ def read_weights(path: Path, own_names: Set[str] = frozenset()) -> WeightFile:
     Raises:
         ModelError: the file is missing, contains something else than tensors, or has an unknown color order.
     """
-    path = Path(path)
     if not path.is_file():
         raise ModelError(f"{path}: no such file")
     if path.suffix == ".safetensors":
