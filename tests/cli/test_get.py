@@ -157,9 +157,9 @@ def test_a_model_is_pushed_with_its_card_and_terms_and_read_by_its_name(hub, run
     front, _, card = files["README.md"].decode().partition("---\n\n")
     assert "license: cc-by-nc-4.0" in front and "- license: cc-by-nc-4.0" in card and "## Limits" in card
     code, text, error = run(
-        "export", "hf://org/new", "--format", "onnx", "--output", tmp_path / "o.onnx", **given
+        "export", "hf://org/new", "--format", "safetensors", "--output", tmp_path / "o.safetensors", **given
     )
-    assert code == 0 and (tmp_path / "o.onnx").is_file(), error
+    assert code == 0 and (tmp_path / "o.safetensors").is_file(), error
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def save_twice(folder):
         1,
         pytest.param(2, marks=pytest.mark.slow),
         pytest.param(3, marks=pytest.mark.slow),
-        pytest.param(4, marks=pytest.mark.slow),
+        pytest.param(4, marks=pytest.mark.long),
     ],
 )
 def test_rows_saved_on_some_ranks_load_on_any_number(tmp_path, saved_on):

@@ -19,12 +19,12 @@ RESUMED = [(saved_on, goes_on_on, 2) for saved_on in SIZES for goes_on_on in SIZ
 
 RANDOM_NETWORKS = {
     "vit_t": ["model.layers=null", "model.widths=null"],
-    "iresnet": [],
+    "iresnet": ["head.sample_rate=0.3", "optim.accumulate=2"],
 }
 
 
 def train_random_networks(rank, config, folder, ports):
-    """Train networks that drop branches and features at random, on one, two and three ranks."""
+    """Train networks with random steps, of the network or of the sampled centers, on one, two and three ranks."""
     torch.set_num_threads(1)
     for name, network in RANDOM_NETWORKS.items():
         network = [f"model.backbone={name}", *network, "data.workers=0", "eval.targets=[]", "optim.lr=0.01"]
@@ -34,7 +34,7 @@ def train_random_networks(rank, config, folder, ports):
 
 
 @pytest.mark.slow
-def test_what_a_network_drops_does_not_depend_on_the_number_of_ranks(describe, tmp_path):  # noqa: F811
+def test_what_a_step_drops_and_samples_does_not_depend_on_the_number_of_ranks(describe, tmp_path):  # noqa: F811
     ports = free_ports(3 * len(RANDOM_NETWORKS))
     start_ranks(train_random_networks, (describe(steps=2, dropout=0.3), tmp_path, ports), 3)
     for name in RANDOM_NETWORKS:

@@ -46,7 +46,7 @@ def test_a_run_whose_compiler_is_killed_ends_and_says_what_to_do(train_with):
     assert re.search("error: train.compile: the compiler failed on .*; .* set train.compile to off", stderr)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_whose_compiler_is_stopped_ends_and_names_it(train_with):
     process, stderr = train_with(signal.SIGSTOP)
     assert process.returncode == 1, stderr

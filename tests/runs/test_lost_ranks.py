@@ -193,7 +193,9 @@ def test_with_two_agents_a_rank_that_hangs_is_named_by_the_other_and_ended_by_it
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGUSR1, 138), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGUSR1, 138), pytest.param(signal.SIGHUP, 129, marks=pytest.mark.long)]
+)
 def test_a_signal_to_the_launcher_saves_and_ends_within_the_printed_time(started_run, number, code):
     folder, process = started_run(*LONG, "--set", "checkpoint.every_steps=100000")
     since = time.monotonic()

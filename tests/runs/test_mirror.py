@@ -75,7 +75,7 @@ def test_a_run_killed_at_many_moments_continues_on_an_empty_disk_to_the_same_wei
     config, mirror = describe(steps=24, checkpoint=MIRRORED), Mirror(f"{URL}/one")
     object_store.latency_s, resumed = 0.005, []
     process = start(tmp_path / "host0", "train", "--config", config, "--run-dir", "one")
-    for kills in range(1, 5):
+    for kills in range(1, 3):
         # At another request each time, which are those of an upload most of the time.
         count = len(object_store.requests) + 25 + 7 * kills
         wait_until(
@@ -85,9 +85,9 @@ def test_a_run_killed_at_many_moments_continues_on_an_empty_disk_to_the_same_wei
         process.wait()
         resumed.append(mirror.steps()[-1])
         process = start(tmp_path / f"host{kills}", "resume", f"{URL}/one")
-    finish(process, tmp_path / "host4")
+    finish(process, tmp_path / "host2")
     assert resumed == sorted(resumed) and mirror.steps()[-1] == 24 and len(mirror.steps()) == 2
-    folder = tmp_path / "host4" / "runs" / "one"
+    folder = tmp_path / "host2" / "runs" / "one"
     # The tensors only: the header of the file has the config, in which the mirror differs.
     weights = load_file(folder / "model.safetensors")
     assert weights.keys() == expected.keys()

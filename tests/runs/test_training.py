@@ -84,10 +84,8 @@ def test_a_run_leaves_its_folder_and_says_what_to_do_next(describe, tmp_path):
     assert taken.returncode == 2 and "facetrain resume" in taken.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "options", [pytest.param({}, marks=pytest.mark.long), {"sample_rate": 0.3, "accumulate": 2}]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("options", [{}, {"sample_rate": 0.3, "accumulate": 2}])
 def test_two_and_three_ranks_give_the_losses_of_one(whole, describe, tmp_path, options):
     options = options | {"steps": 6}
     alone = losses(whole(**options))
@@ -120,7 +118,7 @@ def interrupt(folder, describe, step, options):
     [
         {"sample_rate": 0.3, "head": "placement: host", "workers": 1},
         {"sample_rate": 0.3, "head": "placement: disk, momentum_dtype: int8, weight_dtype: bfloat16"},
-        {"margin": "adaface"},
+        pytest.param({"margin": "adaface"}, marks=pytest.mark.long),
     ],
 )
 def test_a_run_killed_anywhere_and_resumed_records_what_the_uninterrupted_one_does(

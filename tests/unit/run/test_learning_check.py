@@ -77,7 +77,7 @@ def train(folder, *, black=False, shuffled=False, batch=24, **options):
     [
         ({"lr": 0.05 / 1000}, "1. optim.lr 5e-05 is too low: the weights of the backbone have moved by less"),
         ({"shuffled": True}, "1. optim.lr 0.05 is too low or too high"),
-        ({"black": True}, "1. optim.lr 0.05 is too low or too high"),
+        pytest.param({"black": True}, "1. optim.lr 0.05 is too low or too high", marks=pytest.mark.long),
         ({"batch": 2}, "1. batch norm averages over 2 images"),
         ({"freeze": ("conv", "layer", "fc", "bn", "prelu")}, "1. model.freeze excludes almost all weights"),
     ],

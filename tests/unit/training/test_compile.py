@@ -79,7 +79,9 @@ def afresh(code, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("again", "mode"), [(False, "on"), (True, "reduce-overhead")])
+@pytest.mark.parametrize(
+    ("again", "mode"), [pytest.param(False, "on", marks=pytest.mark.long), (True, "reduce-overhead")]
+)
 def test_a_compiled_network_learns_what_the_plain_one_does_and_equal_blocks_share_their_code(again, mode):
     torch.manual_seed(0)
     net = TwoBlocks(again)

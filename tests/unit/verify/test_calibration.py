@@ -65,13 +65,13 @@ def test_thresholds_and_rates_are_those_of_all_pairs():
 
 
 def test_the_intervals_are_those_of_the_rates_of_all_pairs_in_every_draw():
-    unit, label = faces(np.random.default_rng(3), 30, spread=1.0)
+    unit, label = faces(np.random.default_rng(3), 15, spread=1.0)
     (found,) = calibrate(unit, label, [0.05], data="faces", draws=Draws(40))
     first, second = np.triu_indices(len(unit), 1)
     score, same = (unit @ unit.T)[first, second], label[first] == label[second]
     impostor, is_rejected = score[~same], score < found.cosine
     fmr_of_set, fmr_of_draw, fnmr = [], [], []
-    for drawn in next(draw_subjects(30, 40, pairs=30)).astype(np.int64):
+    for drawn in next(draw_subjects(15, 40, pairs=15)).astype(np.int64):
         weight = drawn[label[first]] * np.where(same, 1, drawn[label[second]])
         of_impostors = weight[~same]
         shares = [
@@ -85,10 +85,10 @@ def test_the_intervals_are_those_of_the_rates_of_all_pairs_in_every_draw():
         fnmr.append(weight[same & is_rejected].sum() / weight[same].sum())
     measured = found.false_accepts / len(impostor)
     lows, highs = zip(
-        *(interval(np.array(rates), 30, measured) for rates in (fmr_of_set, fmr_of_draw)), strict=True
+        *(interval(np.array(rates), 15, measured) for rates in (fmr_of_set, fmr_of_draw)), strict=True
     )
     assert found.fmr_interval == pytest.approx((min(lows), max(highs)))
-    assert found.fnmr_interval == interval(np.array(fnmr), 30, is_rejected[same].mean())
+    assert found.fnmr_interval == interval(np.array(fnmr), 15, is_rejected[same].mean())
 
 
 def test_the_promised_rate_is_inside_the_interval_that_other_people_give():

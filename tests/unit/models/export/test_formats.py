@@ -46,7 +46,8 @@ def test_a_format_writes_its_files_and_replaces_older_ones(model, tmp_path, name
     files = FORMATS[name].files(tmp_path / f"exported{FORMATS[name].suffix}")
     for path in files:
         path.write_text("older")
-    exported = export(model, name, files[0], ExportOptions())
+    # By the older exporter of ONNX, which is faster.
+    exported = export(model, name, files[0], ExportOptions(opset=17) if name == "onnx" else ExportOptions())
     assert set(tmp_path.iterdir()) == set(exported.files) and exported.files == files
     assert exported.files[-1].stat().st_size > 10_000
     assert exported.comparison is None or exported.comparison.difference < 1e-5
