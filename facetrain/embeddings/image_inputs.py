@@ -12,10 +12,11 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from facetrain.data.dataset import FaceDataset, image_landmarks, original_name
-from facetrain.data.formats.bin import has_bin_suffix, read_bin
+from facetrain.data.formats.bin import read_bin
 from facetrain.data.formats.image_folder import folders_with_images, read_image_file
 from facetrain.data.formats.landmark_file import read_landmarks_beside
 from facetrain.data.formats.names import DATASET_SUFFIXES
+from facetrain.data.formats.set_names import has_bin_suffix
 from facetrain.data.images.header import is_image_name
 from facetrain.data.open_dataset import is_dataset_folder, open_dataset
 from facetrain.telemetry.log import warn

@@ -22,7 +22,7 @@ from facetrain.config.own_code import allow_code_of, require_code_allowed
 from facetrain.config.paths import address_of_set
 from facetrain.config.presets import find_config
 from facetrain.config.schema import Config
-from facetrain.data.formats.bin import has_bin_suffix, is_bin, set_name, without_suffixes
+from facetrain.data.formats.set_names import has_bin_suffix, is_bin, set_name, without_suffixes
 from facetrain.errors import PairsError, UsageError
 from facetrain.files import require_temporary_folder
 from facetrain.remote.address import is_read_in_place, is_remote, public

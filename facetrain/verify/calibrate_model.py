@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.formats.bin import has_bin_suffix
+from facetrain.data.formats.set_names import has_bin_suffix
 from facetrain.data.images.copies import different_images
 from facetrain.distributed.world import join
 from facetrain.embeddings.embed_images import embed_images, open_embedder

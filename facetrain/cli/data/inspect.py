@@ -41,7 +41,7 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Show the identities, images, sizes and formats of a dataset."""
-    from facetrain.data.formats.bin import is_bin
+    from facetrain.data.formats.set_names import is_bin
 
     require_sheet(sheet)
     if is_bin(dataset):

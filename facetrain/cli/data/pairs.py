@@ -89,7 +89,7 @@ def pairs(
 
     From a pair list and its images, from other sets, or from the identities of a dataset.
     """
-    from facetrain.data.formats.bin import is_bin
+    from facetrain.data.formats.set_names import is_bin
     from facetrain.data.tools.pair_sources import (
         bin_pairs,
         find_group_bins,

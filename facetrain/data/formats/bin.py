@@ -15,7 +15,6 @@ import lzma
 import os
 import pickle
 import pickletools
-import re
 import struct
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -24,7 +23,6 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from facetrain.data.settings import SET_SUFFIXES
 from facetrain.errors import PairsError
 from facetrain.files import error_reason, new_file, open_regular, os_errors_as
 
@@ -54,34 +52,12 @@ _LEAST_BYTES = 16
 """Bytes for each instruction: published sets have at least 213, images of 48 × 48 pixels in arrays 38."""
 _SPARE_INSTRUCTIONS = 1 << 16
 """Instructions that a set of any size may have beyond those."""
-NAME_ENDINGS = (".bin", ".xz", ".bin.xz")
-"""What follows the name of a set in the name of its file."""
 _EXPECTED = (
     "expected a pickle of a pair of lists (encoded images, same person); write one with `facetrain data pairs`, or "
     "download it again"
 )
 _SPARE_BYTES = 1 << 21
 """Bytes that any .xz file may unpack to; an instruction of one byte can make an object of 70."""
-
-
-def is_bin(path: Path) -> bool:
-    """Return whether a path is a verification set."""
-    return has_bin_suffix(path) and path.is_file()
-
-
-def has_bin_suffix(path: Path) -> bool:
-    """Return whether a path is that of a verification set by its name, also if there is no such file."""
-    return path.suffix.lower() in SET_SUFFIXES
-
-
-def set_name(path: Path) -> str:
-    """Return the name of a verification set: that of its file without its suffixes, `lfw` for lfw.bin.xz."""
-    return without_suffixes(path.name)
-
-
-def without_suffixes(target: str) -> str:
-    """Return the name or path of a verification set without the suffixes of its file."""
-    return re.sub(r"(\.bin)?(\.xz)?\Z", "", target, flags=re.IGNORECASE)
 
 
 def read_bin(path: Path) -> tuple[list[bytes], np.ndarray]:

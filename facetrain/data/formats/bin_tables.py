@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.formats.bin import set_name
+from facetrain.data.formats.set_names import set_name
 from facetrain.errors import PairsError
 from facetrain.files import error_reason, os_errors_as, read_regular_text, write_atomically
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.data.beside_dataset import FILE_NAMES_SUFFIX, LANDMARKS_FILE, LANDMARKS_SUFFIX, beside
-from facetrain.data.formats.bin import has_bin_suffix, set_name
+from facetrain.data.formats.set_names import has_bin_suffix, set_name
 from facetrain.data.npy_file import map_npy
 from facetrain.errors import DataError
 from facetrain.face_landmarks import NORMALIZED_TEMPLATE, normalize_landmarks

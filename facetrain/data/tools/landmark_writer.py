@@ -12,8 +12,9 @@ import numpy as np
 
 from facetrain.data.dataset import image_name
 from facetrain.data.formats.base import CatalogDataset
-from facetrain.data.formats.bin import is_bin, read_bin
+from facetrain.data.formats.bin import read_bin
 from facetrain.data.formats.landmark_file import landmarks_path, square_landmarks, write_landmarks
+from facetrain.data.formats.set_names import is_bin
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.mixture import is_mixture
 from facetrain.data.open_dataset import open_dataset

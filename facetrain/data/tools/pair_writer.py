@@ -12,9 +12,10 @@ from typing import NamedTuple
 import numpy as np
 
 from facetrain.data.dataset import FaceDataset, image_landmarks
-from facetrain.data.formats.bin import NAME_ENDINGS, set_name, write_bin
+from facetrain.data.formats.bin import write_bin
 from facetrain.data.formats.bin_tables import groups_path, subjects_path, write_subjects
 from facetrain.data.formats.landmark_file import landmarks_path, write_landmarks
+from facetrain.data.formats.set_names import NAME_ENDINGS, set_name
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.errors import PairsError

@@ -8,16 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.formats.bin import (
-    NAME_ENDINGS,
-    has_bin_suffix,
-    is_bin,
-    read_bin,
-    set_name,
-    without_suffixes,
-)
+from facetrain.data.formats.bin import read_bin
 from facetrain.data.formats.bin_tables import groups_path, read_subjects
 from facetrain.data.formats.landmark_file import read_landmarks_beside
+from facetrain.data.formats.set_names import NAME_ENDINGS, has_bin_suffix, is_bin, set_name, without_suffixes
 from facetrain.data.settings import SET_SUFFIXES
 from facetrain.distinct import dense_ids
 from facetrain.errors import PairsError
