@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, WrapValidator
 
 from facetrain.data.beside_dataset import CARD_FILE, beside
-from facetrain.data.mixture import MixtureFile, is_mixture
+from facetrain.data.mixture_file import MixtureFile, is_mixture
 from facetrain.data.remote_dataset import DEFAULT_CACHE, ObjectCache
 from facetrain.data.yaml_file import read_yaml
 from facetrain.remote.catalog import CARD_SUFFIX

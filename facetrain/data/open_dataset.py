@@ -19,7 +19,8 @@ from facetrain.data.formats.image_list import open_list
 from facetrain.data.formats.landmark_file import landmarks_path, open_landmarks, require_file_names
 from facetrain.data.formats.names import DATASET_SUFFIXES, SUFFIXES
 from facetrain.data.identity_counts import drop_small_identities
-from facetrain.data.mixture import is_mixture, open_mixture, parts_of
+from facetrain.data.mixture import parts_of
+from facetrain.data.mixture_file import is_mixture, open_mixture
 from facetrain.data.remote_dataset import (
     DEFAULT_CACHE,
     ObjectCache,

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from facetrain.data.dataset import FaceDataset, image_sizes
-from facetrain.data.mixture import MixtureFile, is_mixture, parts_of
+from facetrain.data.mixture import parts_of
+from facetrain.data.mixture_file import MixtureFile, is_mixture
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.remote_dataset import object_versions
 from facetrain.data.yaml_file import read_yaml

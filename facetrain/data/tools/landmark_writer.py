@@ -16,7 +16,7 @@ from facetrain.data.formats.bin import read_bin
 from facetrain.data.formats.landmark_file import landmarks_path, square_landmarks, write_landmarks
 from facetrain.data.formats.set_names import is_bin
 from facetrain.data.images.decode import decode_rgb
-from facetrain.data.mixture import is_mixture
+from facetrain.data.mixture_file import is_mixture
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.landmark_finder import LandmarkFinder
 from facetrain.data.tools.landmark_table import require_distinct_names

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from facetrain.config.loading import load_config
-from facetrain.data import mixture
+from facetrain.data import mixture_file
 from facetrain.data.dataset_card import (
     card_text,
     read_cards,
@@ -141,7 +141,9 @@ def test_the_card_of_a_dataset_in_an_object_store_is_that_of_its_local_descripti
     write_records(tmp_path / "described", [0, 1])
     (tmp_path / "described" / "dataset_card.yaml").write_text(_CARD)
     asked = []
-    monkeypatch.setattr(mixture, "dataset_path", lambda *call: asked.append(call) or tmp_path / "described")
+    monkeypatch.setattr(
+        mixture_file, "dataset_path", lambda *call: asked.append(call) or tmp_path / "described"
+    )
     (tmp_path / "mix.yaml").write_text("datasets:\n  - path: s3://bucket/faces\n")
     cache = ObjectCache(tmp_path / "cache", 5)
     assert [card.license for card in read_cards(tmp_path / "mix.yaml", cache)] == ["non-commercial research"]

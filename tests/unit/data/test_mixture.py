@@ -18,7 +18,8 @@ from facetrain.data.dataset import (
     read_afresh,
 )
 from facetrain.data.loading.sampler import MixtureSampler, SampleOrder, build_sampler, epoch_size
-from facetrain.data.mixture import DatasetHead, MixtureDataset, images_per_epoch, read_identities
+from facetrain.data.mixture import DatasetHead, MixtureDataset, images_per_epoch
+from facetrain.data.mixture_file import read_identities
 from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import DataError
 from tests.support.datasets import encoded_image, images_of, write_records

@@ -6,7 +6,7 @@ import pytest
 
 from facetrain.data.formats.bin import read_bin
 from facetrain.data.formats.image_folder import read_image_file
-from facetrain.data.mixture import read_identities
+from facetrain.data.mixture_file import read_identities
 from facetrain.data.npy_file import map_npy
 from facetrain.embeddings.embedding_files import open_embeddings
 from facetrain.embeddings.embedding_map import open_map
