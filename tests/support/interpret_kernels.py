@@ -6,9 +6,11 @@ import math
 import torch
 import torch.nn.functional as F
 
+from facetrain.head import partial_fc
 from facetrain.head.center_gradient import UnfinishedGradient
 from facetrain.head.class_centers import RowTables, Storage, allocate_tables
 from facetrain.head.class_chunk import FusedChunk
+from facetrain.head.kernels import center_update, margin_softmax
 from facetrain.head.kernels.center_update import update_centers
 from facetrain.head.kernels.margin_softmax import (
     LogitFactors,
@@ -19,6 +21,8 @@ from facetrain.head.kernels.margin_softmax import (
 )
 from facetrain.head.row_optimizer import CenterUpdate, RowOptimizer, moment_layout
 from facetrain.head.stochastic_rounding import Noise
+from facetrain.training import kernel_self_test
+from facetrain.training.kernel_self_test import KernelWork, check_head
 from tests.support.dense_head import MARGINS
 from tests.support.heads import combined, make_head
 
@@ -200,7 +204,20 @@ def hides_a_center_that_is_not_a_number(limit):
     return not add_statistics(empty, LogitFactors(*factors, 0, limit))[1].isnan().all().item()
 
 
+def self_test():
+    """Return what the self-test of a run finds wrong with the kernels under the interpreter, "" if nothing."""
+    # Small chunks have one tile of columns, a whole one has two.
+    kernel_self_test._CHUNK = 40
+    # A run does not use the kernels on a CPU.
+    partial_fc.fused_chunks_available = lambda _, margin, dtype: dtype is not None
+    partial_fc.one_pass_available = lambda *_: True
+    return check_head(DEVICE, KernelWork(72, 137, 170))
+
+
 def main() -> None:
+    if DEVICE.type == "cpu":
+        # The interpreter takes as long for a small tile as for a large one.
+        margin_softmax._CENTERS, center_update._TILE = 64, 64 * 128
     kernels = {
         f"{rows} x {classes} x {size} {dtype} {threshold}": kernel_errors(
             rows, classes, size, dtype, scale, threshold
@@ -224,6 +241,8 @@ def main() -> None:
     updates = {name: update_errors(**options) for name, options in UPDATES.items()}
     hidden = {str(limit): hides_a_center_that_is_not_a_number(limit) for limit in (math.inf, 3.2)}
     found = {"kernels": kernels, "head": head, "ends": ends, "updates": updates, "hidden": hidden}
+    if DEVICE.type == "cpu":
+        found["self-test"] = self_test()
     print(json.dumps(found))
 
 
