@@ -120,9 +120,6 @@ def running_object_store(monkeypatch, **settings):
     thread.start()
     try:
         _reset(store)
-        import fsspec
-
-        fsspec.filesystem("s3", skip_instance_cache=True, use_listings_cache=False).mkdir(BUCKET)
         store.requests.clear()
         for name, value in settings.items():
             setattr(store, name, value)
@@ -143,10 +140,12 @@ def upload(folder: Path, key: str = "faces") -> str:
 
 
 def _reset(store):
-    """Empty moto's state, which belongs to the process, and forget connections to earlier servers."""
+    """Leave an empty bucket in moto's state, which belongs to the process; forget connections to earlier servers."""
     import urllib.request
 
     import s3fs
 
     urllib.request.urlopen(f"{store.endpoint}/moto-api/reset", data=b"").close()
+    # A client of S3 would read its descriptions of all operations first, which takes longer than most tests.
+    urllib.request.urlopen(urllib.request.Request(f"{store.endpoint}/{BUCKET}", method="PUT")).close()
     s3fs.S3FileSystem.clear_instance_cache()
