@@ -62,7 +62,14 @@ def test_an_interrupted_fine_tuning_is_resumed_and_keeps_a_model(web_server, tmp
     assert (
         chosen["distill"]["teacher"].startswith(f"{address}#sha256=") and chosen["train"]["max_steps"] == last
     )
-    by_hand = ("--config", output / "finetune.yaml", "--set", "train.max_steps=2")
+    by_hand = (
+        "--config",
+        output / "finetune.yaml",
+        "--set",
+        "train.max_steps=2",
+        "--set",
+        "log.report=false",
+    )
     assert "at step 2" in output_of("train", *by_hand, "--run-dir", tmp_path / "by_hand")
 
 
