@@ -16,8 +16,8 @@ from facetrain.distributed.agreement import fail_together
 from facetrain.distributed.sync_batch_norm import use_sync_batch_norm
 from facetrain.distributed.world import World
 from facetrain.errors import ConfigError, DataError
-from facetrain.models.initialize_from import choose_centers_of, initialize_centers
 from facetrain.models.known_identities import CenterChoice, Names
+from facetrain.models.saved_centers import choose_centers_of, initialize_centers
 from facetrain.optim.loss_scale import LossScale
 from facetrain.remote.download import local_path
 from facetrain.run.parts.backbone import build_initial_backbone

@@ -13,15 +13,11 @@ from facetrain.backbone.zoo import build_backbone
 from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.errors import CheckpointError, ModelError
 from facetrain.head.class_shard import shard_classes
-from facetrain.models.initialize_from import (
-    choose_centers_of,
-    initialize_backbone,
-    initialize_centers,
-    read_centers,
-)
+from facetrain.models.initialize_from import initialize_backbone
 from facetrain.models.known_identities import Names
 from facetrain.models.model_file import describe_backbone, save_model
 from facetrain.models.read_model import read_model
+from facetrain.models.saved_centers import choose_centers_of, initialize_centers, read_centers
 from tests.support.heads import make_head, margin_settings
 from tests.support.snapshots import snapshot
 
