@@ -74,8 +74,12 @@ def read_afresh(dataset: FaceDataset, index: int) -> bytes | None:
     Raises:
         DataError: as `FaceDataset.read`.
     """
+    return dataset.read(index) if _forget_image(dataset, index) else None
+
+
+def _forget_image(dataset: FaceDataset, index: int) -> bool:
     forget = getattr(dataset, "forget", None)
-    return dataset.read(index) if forget is not None and forget(index) else None
+    return forget is not None and bool(forget(index))
 
 
 def image_name(dataset: FaceDataset, index: int) -> str:
@@ -174,9 +178,7 @@ class DatasetView:
 
     def forget(self, index: int) -> bool:
         """Have the image fetched again; return whether it is in an object store."""
-        dataset, inner = self._find(index)
-        forget = getattr(dataset, "forget", None)
-        return forget is not None and bool(forget(inner))
+        return _forget_image(*self._find(index))
 
     def name(self, index: int) -> str | None:
         """Return the image's name in its dataset."""
