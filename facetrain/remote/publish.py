@@ -17,13 +17,14 @@ from facetrain.remote.filesystem import with_retries
 _REPOSITORY = re.compile(r"hf://([^/@#?]+/[^/@#?]+)/?")
 
 
-def require_repository(url: str) -> Any:
-    """Return huggingface_hub, after a check that it can write to the repository of an address.
+def require_repository(url: str) -> tuple[Any, str]:
+    """Return huggingface_hub and ORG/NAME, after a check that it can write to the repository of an address.
 
     Raises:
         UsageError: the address is not a repository of a model, or there is no token.
     """
-    if not _REPOSITORY.fullmatch(url):
+    repository = _REPOSITORY.fullmatch(url)
+    if repository is None:
         raise UsageError(f"--push {public(url)}: give the repository of a model, hf://ORG/NAME")
     try:
         import huggingface_hub
@@ -31,7 +32,7 @@ def require_repository(url: str) -> Any:
         raise UsageError(f"--push {public(url)}: {missing_package(error, 'remote')}") from error
     if huggingface_hub.get_token() is None:
         raise UsageError(f"--push {public(url)}: has no token; set HF_TOKEN, or run `hf auth login`")
-    return huggingface_hub
+    return huggingface_hub, repository[1]
 
 
 def push(url: str, files: Sequence[Path], card: str, *, license: str, private: bool) -> str:
@@ -48,8 +49,7 @@ def push(url: str, files: Sequence[Path], card: str, *, license: str, private: b
         UsageError: as `require_repository`.
         RunError: the upload failed; the repository then has none of the files, or all of an earlier upload.
     """
-    hub = require_repository(url)
-    name = _REPOSITORY.fullmatch(url)[1]  # type: ignore[index]
+    hub, name = require_repository(url)
     properties = {"license": license, "library_name": "facetrain", "tags": ["face-recognition"]}
     readme = f"---\n{yaml.safe_dump(properties, allow_unicode=True)}---\n\n{card}"
     api = hub.HfApi()
