@@ -16,6 +16,11 @@ MAX_LABEL = 2**31
 _NEGATIVE_NUMBER = re.compile(r"-\d+(\.0*)?", re.ASCII)
 
 
+def are_labels(number_N: np.ndarray) -> np.ndarray:
+    """Return which floating-point numbers are labels, whole and from 0 to 2^31: bool (N,)."""
+    return (number_N >= 0) & (number_N < MAX_LABEL) & (number_N == np.floor(number_N))
+
+
 def require_labels(number_N: np.ndarray, place: object) -> np.ndarray:
     """Return numbers of any type as labels, int32 (N,).
 
@@ -23,8 +28,7 @@ def require_labels(number_N: np.ndarray, place: object) -> np.ndarray:
         DataError: a number is not whole, negative or too large; the message begins with `place`.
     """
     # As float64: the limit is beyond the largest number of 16 bits.
-    value_N = number_N.astype(np.float64)
-    wrong_N = ~((value_N >= 0) & (value_N < MAX_LABEL) & (value_N == np.floor(value_N)))
+    wrong_N = ~are_labels(number_N.astype(np.float64))
     if wrong_N.any():
         first = int(np.argmax(wrong_N))
         raise DataError(

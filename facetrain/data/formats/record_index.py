@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.data.column_cache import Columns
-from facetrain.data.formats.labels import MAX_LABEL
+from facetrain.data.formats.labels import are_labels
 from facetrain.data.formats.record_headers import Headers, Records, read_headers
 from facetrain.data.formats.recordio import RecordReader
 from facetrain.data.skipped_files import SkippedFile
@@ -193,8 +193,7 @@ def _check_successors(records: Records, headers: Headers, following: np.ndarray)
 def _check_labels(records: Records, headers: Headers) -> None:
     """Check that the labels of N records, if they are images, are whole numbers that were not rounded."""
     label, is_image = headers.label, headers.image_bytes > 0
-    is_valid = (label >= 0) & (label < MAX_LABEL) & (label == np.floor(label))
-    if (wrong := ~is_valid & is_image).any():
+    if (wrong := ~are_labels(label) & is_image).any():
         row = int(wrong.argmax())
         raise RecordError(
             f"{records.location(row)}: the label {label[row]} is not a whole number from 0 to 2^31; write the dataset "
