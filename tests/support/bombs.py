@@ -11,7 +11,6 @@ import json
 import lzma
 import os
 import pickle
-import re
 import struct
 import sys
 import tarfile
@@ -36,16 +35,11 @@ from facetrain.models.weight_files import read_weights
 from facetrain.verify.score_files import read_scores
 from tests.support.embeddings import load_rows
 from tests.support.faults import memory_limited_to
+from tests.support.memory import resident_peak
 
 MAX_SECONDS, SPARE_MIB = 10.0, 256
 _SAFETY = 6 << 30
 _GIB = 1 << 30
-
-
-def resident_bytes(which: str) -> int:
-    """Return VmRSS (now) or VmHWM (peak) of this process."""
-    found = re.search(rf"{which}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    return 1024 * int(found[1]) if found else 0
 
 
 def _jpeg(width: int, height: int) -> bytes:
@@ -246,9 +240,8 @@ def measure(path: Path, read: Callable[[Path], object]) -> dict[str, object]:
     import gc
 
     gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM (proc(5))
-    before, since, message = resident_bytes("VmRSS"), time.process_time(), ""
-    with memory_limited_to(_SAFETY):
+    since, message = time.process_time(), ""
+    with resident_peak() as peak, memory_limited_to(_SAFETY):
         try:
             read(path)
         except FacetrainError as error:
@@ -256,7 +249,7 @@ def measure(path: Path, read: Callable[[Path], object]) -> dict[str, object]:
         except BaseException as error:
             message = f"unexpected {type(error).__name__}: {str(error)[:300]}"
     seconds = time.process_time() - since
-    return {"seconds": round(seconds, 2), "mib": (resident_bytes("VmHWM") - before) >> 20, "message": message}
+    return {"seconds": round(seconds, 2), "mib": peak.bytes >> 20, "message": message}
 
 
 def _in_fork(call: Callable[[], str]) -> str:

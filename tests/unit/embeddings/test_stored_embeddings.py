@@ -1,6 +1,5 @@
 """Embeddings read from their file in blocks."""
 
-import resource
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +11,7 @@ from facetrain.embeddings.embeddings import Embeddings
 from facetrain.errors import DataError
 from tests.support import bombs
 from tests.support.embeddings import load_rows
+from tests.support.memory import resident_peak
 
 
 def some(count=50, size=8):
@@ -174,10 +174,10 @@ def test_one_row_of_equal_numbers_is_refused_before_it_is_decoded(tmp_path):
     pytest.importorskip("pyarrow")
     # A row of 70 million numbers in 800 bytes: decoded, it would need 270 MiB, and its levels 270 MiB more.
     path = bombs._embeddings_parquet(tmp_path / "a.parquet", rows=1, size=70_000_000, name="x")
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(DataError, match=r"decompresses to 280,000,000 bytes, more than"):
+    refused = pytest.raises(DataError, match=r"decompresses to 280,000,000 bytes, more than")
+    with resident_peak() as peak, refused:
         load_rows(path)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
+    assert peak.bytes < 50 << 20
 
 
 def test_a_changed_byte_of_an_embedding_is_found_in_the_first_pass_over_the_rows(tmp_path, monkeypatch):

@@ -12,8 +12,8 @@ from facetrain.head.class_centers import RowTable, draw_centers
 from facetrain.head.class_shard import shard_classes
 from facetrain.head.row_optimizer import CenterUpdate, RowOptimizer
 from facetrain.head.sampling import Stage
-from tests.support.bombs import resident_bytes
 from tests.support.heads import combined, make_head
+from tests.support.memory import resident_bytes
 from tests.unit.head.helpers import batch, small_head
 
 BF16, FP32, INT8 = torch.bfloat16, torch.float32, torch.int8

@@ -1,4 +1,3 @@
-import resource
 import struct
 
 import cv2
@@ -8,6 +7,7 @@ import pytest
 from facetrain.data.images.decode import decode_rgb, encode_jpeg, resize_square
 from facetrain.errors import ImageError
 from tests.support.datasets import encoded_image
+from tests.support.memory import resident_peak
 
 
 @pytest.mark.parametrize(
@@ -38,9 +38,9 @@ def test_resizing_keeps_the_center():
 def test_a_line_of_pixels_is_not_enlarged_as_a_whole(shape):
     image = np.zeros((*shape, 3), np.uint8)
     image[tuple(slice((side - min(shape)) // 2, (side + min(shape)) // 2) for side in shape)] = 200
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert (resize_square(image, 224) == 200).all()
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
+    with resident_peak() as peak:
+        assert (resize_square(image, 224) == 200).all()
+    assert peak.bytes < 200 << 20
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,3 @@
-import resource
-
 import cv2
 import numpy as np
 import pytest
@@ -14,6 +12,7 @@ from facetrain.data.tools.yunet import YuNet, _Face, select_face
 from facetrain.errors import DataError, ImageError
 from facetrain.face_landmarks import ARCFACE_TEMPLATE
 from tests.support.detector import write_detector
+from tests.support.memory import resident_peak
 from tests.unit.data.tools.helpers import merge
 
 POINTS = ARCFACE_TEMPLATE * 1.5 + [20, 8]
@@ -268,9 +267,9 @@ def test_landmarks_of_an_enlarged_image_are_those_of_the_image_itself(find):
 
 @pytest.mark.parametrize("shape", [(60_000, 1), (1, 600), (2, 20_000_000)])
 def test_no_face_is_searched_in_a_line_of_pixels(find, shape):
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert find("x", np.zeros((*shape, 3), np.uint8)) is None
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000
+    with resident_peak() as peak:
+        assert find("x", np.zeros((*shape, 3), np.uint8)) is None
+    assert peak.bytes < 300 << 20
 
 
 def test_a_face_in_a_long_image_is_found_with_a_border(find, monkeypatch):
