@@ -1,4 +1,3 @@
-import tracemalloc
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,6 +9,7 @@ from facetrain.data.label_problems import label_remarks, require_trainable_label
 from facetrain.data.open_dataset import open_dataset, require_aligned
 from facetrain.errors import DataError
 from tests.support.datasets import encoded_image, write_records
+from tests.support.memory import traced_peak
 
 
 def test_one_identity_is_no_training_set(tmp_path):
@@ -42,12 +42,10 @@ def test_images_are_counted_without_a_copy_of_all_labels(monkeypatch):
     monkeypatch.setattr(identity_counts, "_CHUNK", 1 << 14)
     labels = np.resize(np.array([0, 2, 2], np.int32), 1 << 20)
     source = SimpleNamespace(labels=labels, num_images=len(labels), num_classes=4)
-    tracemalloc.start()
-    present, counts = count_images(source)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    with traced_peak() as peak:
+        present, counts = count_images(source)
     assert present.tolist() == [0, 2] and counts.tolist() == [349_526, 699_050]
-    assert peak < labels.nbytes
+    assert peak.bytes < labels.nbytes
 
 
 def test_labels_with_large_gaps_are_refused_unless_the_config_states_their_number(tmp_path):

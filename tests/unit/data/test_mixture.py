@@ -2,7 +2,6 @@ import hashlib
 import json
 import pickle
 import resource
-import tracemalloc
 
 import numpy as np
 import pytest
@@ -23,6 +22,7 @@ from facetrain.data.mixture_file import read_identities
 from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import DataError
 from tests.support.datasets import encoded_image, images_of, write_records
+from tests.support.memory import traced_peak
 
 
 def mixture(tmp_path, text):
@@ -82,11 +82,9 @@ def test_identity_lists_of_a_mixture_use_the_numbers_before_small_identities_are
 def test_a_long_list_of_identities_takes_little_memory(tmp_path):
     count = 1 << 16
     (tmp_path / "keep.txt").write_text("\n".join(map(str, range(count))) + "\n")
-    tracemalloc.start()
-    numbers = read_identities(tmp_path / "keep.txt", count)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert numbers.tolist() == list(range(count)) and peak < 48 * count
+    with traced_peak() as peak:
+        numbers = read_identities(tmp_path / "keep.txt", count)
+    assert numbers.tolist() == list(range(count)) and peak.bytes < 48 * count
 
 
 @pytest.mark.parametrize("text", ["", " \n", "2 0\r\n\t1 \n\n", "\ufeff2\u00a00 1"])

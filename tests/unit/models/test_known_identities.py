@@ -1,12 +1,12 @@
 """Class centers of people whom another run knows: by name, or by number where names do not say who is who."""
 
-import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from facetrain.errors import ModelError
 from facetrain.models.known_identities import Names, choose_centers
+from tests.support.memory import traced_peak
 
 
 def choose(known, names, *, may_grow=True, count=None):
@@ -68,8 +68,6 @@ def test_names_that_do_not_belong_to_the_centers_are_damage():
 
 def test_one_name_is_found_without_a_list_of_all():
     names = Names.of(f"person {number}" for number in range(50_000))
-    tracemalloc.start()
-    assert names.name(49_999) == "person 49999" and names.name(0) == "person 0"
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < len(names.text) / 10
+    with traced_peak() as peak:
+        assert names.name(49_999) == "person 49999" and names.name(0) == "person 0"
+    assert peak.bytes < len(names.text) / 10

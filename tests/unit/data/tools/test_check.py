@@ -1,5 +1,3 @@
-import tracemalloc
-
 import cv2
 import numpy as np
 import pytest
@@ -14,6 +12,7 @@ from facetrain.data.tools.sample_pairs import sample_pairs
 from facetrain.data.tools.selection import select_relabeled
 from facetrain.errors import DataError
 from tests.support.datasets import encoded_image, write_records
+from tests.support.memory import traced_peak
 from tests.unit.data.tools.helpers import convert, merge, split
 
 
@@ -81,11 +80,10 @@ def test_a_damaged_label_that_is_very_large_is_found_without_a_count_of_all_labe
     data = write_images(
         tmp_path / "data", (0, 1, 2**31 - 200), [encoded_image(number) for number in range(3)]
     )
-    tracemalloc.start()
-    found = check(data)
-    statistics = describe_images(open_dataset(data))
-    assert tracemalloc.get_traced_memory()[1] < 1 << 28
-    tracemalloc.stop()
+    with traced_peak() as peak:
+        found = check(data)
+        statistics = describe_images(open_dataset(data))
+    assert peak.bytes < 1 << 28
     assert "identities have no image; the first is 2" in messages(found, "empty_identities")[0]
     assert (statistics["images"], statistics["fewest"], statistics["most"]) == (3, 1, 1)
     assert statistics["identities_without_images"] == statistics["identities"] - 3

@@ -1,4 +1,3 @@
-import tracemalloc
 from functools import partial
 
 import numpy as np
@@ -14,6 +13,7 @@ from facetrain.data.tools.contact_sheet import write_wrong_labels_sheet
 from facetrain.data.tools.wrong_labels import WrongLabel
 from facetrain.errors import DataError, ImageError
 from tests.support.datasets import encoded_image, write_records
+from tests.support.memory import traced_peak
 from tests.unit.data.tools.helpers import convert, grouped_images, merge, split
 
 LABELS = [0, 0, 1, 1, 1, 2, 3, 3, 3, 3]
@@ -116,14 +116,13 @@ def test_an_empty_image_is_refused_by_its_name(tmp_path, to):
 
 def test_a_very_large_label_needs_little_memory_and_time(tmp_path):
     data = write_records(tmp_path / "data", [0, 0, 1, 2**31 - 256, 2**31 - 256])
-    tracemalloc.start()
-    kept = open_dataset(data, min_images_per_identity=2)
-    numbers = images_of_large_identities(open_dataset(data), 2)
-    merged = merge([data, data], tmp_path / "merged")
-    wrong = WrongLabel(3, 2**31 - 256, 0, 0.5)
-    write_wrong_labels_sheet(open_dataset(data), [wrong], tmp_path / "wrong.html")
-    assert tracemalloc.get_traced_memory()[1] < 1 << 28
-    tracemalloc.stop()
+    with traced_peak() as peak:
+        kept = open_dataset(data, min_images_per_identity=2)
+        numbers = images_of_large_identities(open_dataset(data), 2)
+        merged = merge([data, data], tmp_path / "merged")
+        wrong = WrongLabel(3, 2**31 - 256, 0, 0.5)
+        write_wrong_labels_sheet(open_dataset(data), [wrong], tmp_path / "wrong.html")
+    assert peak.bytes < 1 << 28
     assert kept.labels.tolist() == [0, 0, 1, 1] and numbers.tolist() == [0, 1, 3, 4]
     assert (merged.identities, merged.images) == (6, 10)
     assert (tmp_path / "wrong.html").read_text().count("<img ") == 4

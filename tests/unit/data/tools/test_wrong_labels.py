@@ -1,5 +1,3 @@
-import tracemalloc
-
 import numpy as np
 import pytest
 
@@ -8,6 +6,7 @@ from facetrain.data.tools import similarity
 from facetrain.data.tools.wrong_labels import corrected_labels, find_wrong_labels
 from facetrain.errors import DataError
 from tests.support.datasets import encoded_image, write_records
+from tests.support.memory import traced_peak
 from tests.unit.data.tools.helpers import EACH, IDENTITIES, SIZE, unit, write_cleaned
 
 MOVED = {3: 7, 50: 8, 91: 9}
@@ -54,10 +53,9 @@ def test_blocks_give_the_same_result_as_all_embeddings_at_once(faces, monkeypatc
 def test_labels_with_large_gaps_need_no_more_memory_than_labels_without(faces):
     embedding, label = faces[0], with_wrong_labels(faces[1])
     spread = np.where(label == IDENTITIES - 1, 2**31 - 1, label * 1000)
-    tracemalloc.start()
-    wide = find_wrong_labels(embedding, spread).wrong
-    assert tracemalloc.get_traced_memory()[1] < 1 << 28
-    tracemalloc.stop()
+    with traced_peak() as peak:
+        wide = find_wrong_labels(embedding, spread).wrong
+    assert peak.bytes < 1 << 28
     dense = find_wrong_labels(embedding, label).wrong
     assert [(one.image, one.target) for one in wide] == [(one.image, one.target * 1000) for one in dense]
 
