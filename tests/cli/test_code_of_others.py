@@ -1,5 +1,7 @@
 """Files of other people that name code: no command imports it."""
 
+import sys
+
 import pytest
 import torch
 
@@ -27,6 +29,9 @@ def home(tmp_path, monkeypatch):
             (tmp_path / "photos" / f"p{person}" / f"{photo}.jpg").write_bytes(draw_jpeg(0, person, photo, 32))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(own_parts, "_allowed", set())
+    # Otherwise the code of an earlier test counts as imported.
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "code_of_others", raising=False)
     return tmp_path
 
 

@@ -91,8 +91,12 @@ def options(changes):
 
 
 @pytest.fixture
-def home(tmp_path):
+def home(tmp_path, monkeypatch):
     """Folder in which the user has written parts, and starts facetrain."""
+    # Otherwise the parts of an earlier test count as imported.
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in ("own_faces", "own_faces.parts"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     (tmp_path / "own_faces").mkdir()
     (tmp_path / "own_faces" / "parts.py").write_text(SOURCE)
     return tmp_path

@@ -137,15 +137,15 @@ def test_no_augmentation_lets_the_host_wait_for_the_device():
     assert max(gpu.pageable[-1].values()) < 64 * 1024 * count / 512
 
 
-def test_an_own_augmentation_is_refused_for_options_that_it_lacks():
-    own_parts.allow([__name__ + ":brighter"])
+def test_an_own_augmentation_is_refused_for_options_that_it_lacks(monkeypatch):
+    monkeypatch.setattr(own_parts, "_allowed", {__name__ + ":brighter"})
     own = {"type": __name__ + ":brighter", "options": {"bye": 0.1}}
     with pytest.raises(ConfigError, match=r"^data.augment.own\[0\]: .*:brighter: .*'by'"):
         build_augment(0, AugmentSettings(own=[own]))
 
 
-def test_an_own_augmentation_may_be_a_builtin_whose_arguments_are_unknown():
-    own_parts.allow(["torch:maximum"])
+def test_an_own_augmentation_may_be_a_builtin_whose_arguments_are_unknown(monkeypatch):
+    monkeypatch.setattr(own_parts, "_allowed", {"torch:maximum"})
     build_augment(0, AugmentSettings(own=[{"type": "torch:maximum"}]))
 
 
