@@ -97,7 +97,7 @@ def test_a_set_is_on_the_disk_before_it_appears(tmp_path, monkeypatch):
 
 class Evil:
     def __reduce__(self):
-        return (open, ("/tmp/facetrain-was-here", "w"))
+        return (open, ("ran", "w"))
 
 
 def _pickle_that(code):
@@ -138,12 +138,14 @@ def _pickle_that(code):
         (pickle.dumps((IMAGES, np.array(["1", "0"]))), "unexpected call of numpy.dtype"),
     ],
 )
-def test_other_data_is_refused_and_runs_no_code(tmp_path, data, message):
+def test_other_data_is_refused_and_runs_no_code(tmp_path, monkeypatch, data, message):
+    monkeypatch.chdir(tmp_path)
     path = tmp_path / "a.bin"
     path.write_bytes(data)
     with pytest.raises(PairsError, match=message) as caught:
         read_bin(path)
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+    assert [file.name for file in tmp_path.iterdir()] == ["a.bin"]
 
 
 def _nested(depth):
