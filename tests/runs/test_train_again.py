@@ -77,14 +77,15 @@ def test_it_writes_nothing_to_a_run_that_is_finished_and_says_so(finished, capsy
     assert {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in folder.rglob("*")} == before
 
 
-def test_without_it_a_folder_with_a_run_is_refused_or_gets_a_number(finished, stopped, capsys):
+def test_without_it_a_folder_with_a_run_is_refused_or_gets_a_number(stopped, tmp_path, capsys):
     values, folder = stopped
     with pytest.raises(
         UsageError, match=r"run: already holds a run, at step 2; continue it with `facetrain resume"
     ):
         facetrain.train(values, folder)
-    again = facetrain.train(finished[0], optim={"warmup_epochs": 20})
-    assert again.folder == finished[1].with_name("first-2")
+    values = values | {"run": {"name": "run", "dir": str(tmp_path)}}
+    again = facetrain.train(values, optim={"warmup_epochs": 20})
+    assert again.folder == tmp_path / "run-2"
     assert (
         "warning: optim.warmup_epochs: 20 of 0.8 epochs: the run ends in the warm-up"
         in capsys.readouterr().err
