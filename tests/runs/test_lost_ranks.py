@@ -247,8 +247,10 @@ def test_further_signals_to_the_launcher_do_not_keep_the_ranks_from_saving(start
 
 @pytest.mark.long
 def test_a_verification_that_a_signal_interrupts_is_repeated_after_the_resume(describe, dataset, tmp_path):
-    write_bin(dataset / "data" / "long.bin", [encoded_image(n, 32) for n in range(1200)], [True, False] * 300)
-    both = ["--set", "eval.targets=[long]", "--set", "eval.batch_size=1", "--nproc-per-node", 2]
+    data = shutil.copytree(dataset / "data", tmp_path / "data")
+    write_bin(data / "long.bin", [encoded_image(n, 32) for n in range(1200)], [True, False] * 300)
+    both = ["--set", f"data.train={data}", "--set", "eval.targets=[long]", "--set", "eval.batch_size=1",
+            "--nproc-per-node", 2]  # fmt: skip
     whole, folder = tmp_path / "whole", tmp_path / "run"
     checked(facetrain("train", "--config", describe(), "--run-dir", whole, *both))
     command = ["train", "--config", describe(), "--run-dir", folder, *both]
