@@ -1,4 +1,4 @@
-"""The longest tests first, torch's random numbers the same in every run, and no signal handler left by a test."""
+"""The longest tests first, the same random numbers and an empty cache in every run, no signal handler left."""
 
 import gc
 import os
@@ -36,9 +36,19 @@ def order(item):
     return number, item.get_closest_marker("slow") is None
 
 
-os.environ.pop("XDG_CACHE_HOME", None)  # tests choose the cache folder by HOME
 for name in ("NO_PROXY", "no_proxy"):  # a proxy does not lead to their servers
     os.environ[name] = f"{os.environ.get(name, '')},127.0.0.1,localhost"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache_folder(tmp_path_factory):
+    """What the user or earlier tests have downloaded, compiled or found out does not change a result."""
+    # matplotlib would search all fonts again, for seconds.
+    fonts = os.environ.get("MPLCONFIGDIR", os.path.expanduser("~/.cache/matplotlib"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("MPLCONFIGDIR", fonts)
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +71,8 @@ def own_signal_handlers():
 @pytest.fixture
 def no_home(monkeypatch):
     """A user without a home folder, as in a container that is started with a number that has no name."""
-    monkeypatch.delenv("HOME", raising=False)
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
 
 

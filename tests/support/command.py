@@ -32,7 +32,7 @@ FOR_ADDRESSES = {"fsspec", "s3fs", "gcsfs", "huggingface_hub", "aiohttp", "botoc
 """Packages that only commands with an address import."""
 # The last three choose the instructions of the CPU: a process must compute the same bits as the test.
 _INHERITED = (
-    "PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV",
+    "PATH", "HOME", "XDG_CACHE_HOME", "MPLCONFIGDIR", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV",
     "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS",
 )  # fmt: skip
 

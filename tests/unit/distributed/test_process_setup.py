@@ -64,7 +64,6 @@ def test_torchs_default_stays_if_the_cache_folder_cannot_be_used(monkeypatch, tm
         monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write to every folder
     else:
         request.getfixturevalue("no_home")
-        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     keep_compiled_code()
     assert VARIABLE not in os.environ and OF_TRITON not in os.environ
 

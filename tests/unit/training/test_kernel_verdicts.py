@@ -43,9 +43,9 @@ def lacks_a_compiler(device, work):
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(kernel_verdicts, "_why_impossible", lambda device: "")
-    return tmp_path / ".cache" / "facetrain" / "kernels"
+    return tmp_path / "cache" / "facetrain" / "kernels"
 
 
 @pytest.mark.slow
@@ -93,7 +93,7 @@ def test_a_verdict_holds_for_one_machine_and_these_sources_and_a_damaged_one_is_
 
 
 def test_without_a_cache_folder_every_run_tests(monkeypatch, tmp_path):
-    (tmp_path / ".cache").write_text("a file")
+    (tmp_path / "cache").write_text("a file")
     monkeypatch.setattr(kernel_verdicts, "_test", lambda *arguments: "broken")
     assert agree_on_kernels(CPU, WORK) == "broken"
 

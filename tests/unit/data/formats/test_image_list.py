@@ -55,14 +55,14 @@ def test_every_form_of_a_list_gives_images_and_identities(images, name, text, la
 
 
 def test_the_catalog_of_a_list_is_in_the_cache_folder(images, tmp_path_factory, monkeypatch):
-    home = tmp_path_factory.mktemp("home")
-    monkeypatch.setenv("HOME", str(home))
+    cache = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     (images / "people.txt").write_text("a/1.png zoe\na/2.png ann\n")
     before = sorted(images.iterdir())
     for _ in range(2):  # the second time from the catalog
         assert open_dataset(images / "people.txt").num_images == 2
         assert sorted(images.iterdir()) == before
-        assert len(list((home / ".cache" / "facetrain").glob("*.catalog"))) == 1
+        assert len(list((cache / "facetrain").glob("*.catalog"))) == 1
 
 
 def test_paths_can_be_relative_to_another_folder(images, tmp_path):
