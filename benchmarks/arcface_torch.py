@@ -34,7 +34,7 @@ from facetrain.bench.train import TakeSteps, measure_training
 from facetrain.bench.workloads import DEFAULT_CONFIG, RunWorkload, Turns
 from facetrain.config.loading import build_config
 from facetrain.config.schema import Config
-from facetrain.data.images.augment import normalize
+from facetrain.data.images.normalize import normalize
 from facetrain.distributed import collectives
 from facetrain.distributed.ddp import LOCAL_BUFFERS
 from facetrain.distributed.world import World

@@ -19,8 +19,8 @@ from torch import Tensor
 from benchmarks.arcface_torch import ArcfaceTorchStep
 from facetrain.api import Dataset
 from facetrain.backbone.zoo import build_backbone
-from facetrain.data.images.augment import normalize
 from facetrain.data.images.decode import resize_square
+from facetrain.data.images.normalize import normalize
 from facetrain.models.model_file import describe_backbone, save_model
 
 NETWORK: dict[str, Any] = {

@@ -20,7 +20,7 @@ from facetrain.backbone.registry import BACKBONES
 from facetrain.backbone.zoo import build_backbone
 from facetrain.bench.workloads import in_turn
 from facetrain.cpu_cores import usable_cores
-from facetrain.data.images.augment import normalize
+from facetrain.data.images.normalize import normalize
 from facetrain.distributed.world import join
 from facetrain.models.embedding_model import EmbeddingModel, open_model
 from facetrain.models.export.example_inputs import example_pixels

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from facetrain.data.formats.landmark_file import without_gaps
-from facetrain.data.images.augment import mirror_landmarks, normalize
+from facetrain.data.images.augment import mirror_landmarks
 from facetrain.data.images.decode import decode_rgb, resize_square
+from facetrain.data.images.normalize import normalize
 from facetrain.distinct import dense_ids
 from facetrain.distributed import collectives
 from facetrain.embeddings.image_inputs import image_location

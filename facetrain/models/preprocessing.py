@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from facetrain.data.images.augment import normalize
+from facetrain.data.images.normalize import normalize
 from facetrain.errors import ModelError
 
 PREPROCESSING_KEY = "preprocessing"

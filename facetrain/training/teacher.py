@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from facetrain.data.images.augment import normalize
+from facetrain.data.images.normalize import normalize
 from facetrain.data.loading.loader import Batch
 from facetrain.models.embedding_model import EmbeddingModel
 

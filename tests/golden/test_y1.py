@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from facetrain.backbone.zoo import build_backbone
-from facetrain.data.images.augment import normalize
 from facetrain.data.images.decode import decode_rgb
+from facetrain.data.images.normalize import normalize
 from facetrain.embeddings.inference import Inference
 from facetrain.models.embedding_model import open_model
 from facetrain.models.initialize_from import initialize_backbone

@@ -12,8 +12,8 @@ from facetrain.backbone.zoo import takes_landmarks
 from facetrain.config.schema import Config
 from facetrain.data.build import open_training_data, read_training_cards, training_data_path
 from facetrain.data.dataset import FaceDataset, evenly_spread
-from facetrain.data.images.augment import normalize
 from facetrain.data.images.decode import decode_rgb, resize_square
+from facetrain.data.images.normalize import normalize
 from facetrain.data.label_problems import require_trainable_labels
 from facetrain.data.open_dataset import check_counts, require_aligned, require_landmarks
 from facetrain.data.published_datasets import require_dataset

@@ -7,7 +7,7 @@ import torch
 
 from facetrain.backbone.registry import IRESNET_LAYERS
 from facetrain.backbone.zoo import build_backbone
-from facetrain.data.images.augment import normalize
+from facetrain.data.images.normalize import normalize
 from facetrain.errors import ModelError
 from facetrain.models.embedding_model import open_model
 from facetrain.models.export.export import export

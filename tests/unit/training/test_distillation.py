@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from facetrain.backbone.zoo import build_backbone
 from facetrain.checkpoint.load import Checkpoint
-from facetrain.data.images.augment import normalize
+from facetrain.data.images.normalize import normalize
 from facetrain.errors import CheckpointError, ConfigError
 from facetrain.models.embedding_model import EmbeddingModel, open_model
 from facetrain.models.model_digest import digest_model

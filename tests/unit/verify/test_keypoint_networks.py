@@ -13,8 +13,9 @@ from facetrain.api.model import Model
 from facetrain.backbone.keypoint_vit import KeypointVisionTransformer
 from facetrain.data.formats.bin import write_bin
 from facetrain.data.formats.landmark_file import write_landmarks
-from facetrain.data.images.augment import mirror_landmarks, normalize
+from facetrain.data.images.augment import mirror_landmarks
 from facetrain.data.images.decode import decode_rgb
+from facetrain.data.images.normalize import normalize
 from facetrain.distributed.world import join
 from facetrain.embeddings.embed_images import embed_images, embed_input, open_embedder
 from facetrain.embeddings.embedder import ImageEmbedder

@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from facetrain import own_parts
 from facetrain.counter_rng import uniform
 from facetrain.data.augmentations.build import build_augment
-from facetrain.data.images.augment import Augment, BufferPool, OwnAugment, normalize
+from facetrain.data.images.augment import Augment, OwnAugment
+from facetrain.data.images.normalize import BufferPool, normalize
 from facetrain.data.settings import AugmentSettings
 from facetrain.errors import ConfigError
 from tests.support.fake_gpu import GPU, fake_gpu

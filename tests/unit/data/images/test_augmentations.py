@@ -17,7 +17,7 @@ from facetrain.data.augmentations import (
     rotation,
 )
 from facetrain.data.augmentations.draws import Draws
-from facetrain.data.images.augment import normalize
+from facetrain.data.images.normalize import normalize
 from tests.support.datasets import smooth_image
 
 COUNT, SIDE = 40, 48
