@@ -75,8 +75,8 @@ def search(
     Subjects are ids, int (Q,) and (G,). A gallery entry with subject −1 is a distractor: it matches no probe.
 
     Raises:
-        ValueError: there are no probes or no entries, the shapes are others, or an embedding has a value that is not
-            finite.
+        ValueError: there are no probes or no entries, the shapes are others, an embedding has a value that is not
+            finite, or a probe has a negative subject.
     """
     _require_embeddings(probe_QD, probe_subject_Q, gallery_GD, gallery_subject_G)
     outcomes = [
@@ -102,6 +102,8 @@ def _require_embeddings(
         # A probe of NaN would be counted as nonmated. The sum shows it without an array of all answers.
         if not np.isfinite(embedding.sum(dtype=np.float64)):
             raise ValueError(f"{faces}: an embedding has a number that is not finite")
+    if probe_subject_Q.min() < 0:  # each would be a mate of the distractors
+        raise ValueError("probes: a subject is negative; give each unknown person an id of its own")
     if probe_QD.shape[1] != gallery_GD.shape[1]:
         raise ValueError(
             f"probes of {probe_QD.shape[1]} and a gallery of {gallery_GD.shape[1]} numbers per embedding"

@@ -63,6 +63,7 @@ def test_ranks_rates_and_every_point_of_the_open_set_curve_equal_counting(seed, 
         (np.eye(2)[:, :1], [0, 1], np.eye(2), "probes of 1 and a gallery of 2 numbers"),
         (np.array([[np.nan, 0], [0, 1]]), [0, 1], np.eye(2), "probes: .* not finite"),
         (np.eye(2), [0, 1], np.array([[1, 0], [0, np.inf]]), "gallery: .* not finite"),
+        (np.eye(2), [0, -1], np.eye(2), "probes: a subject is negative"),
     ],
 )
 def test_a_search_without_a_result_is_refused(probes, subjects, entries, message):
