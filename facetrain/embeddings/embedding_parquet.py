@@ -20,6 +20,7 @@ from facetrain.errors import DataError
 from facetrain.files import parse_json
 from facetrain.text import count_text
 
+_COLUMNS = ["name", "label", "embedding", "quality"]
 _MODEL = "facetrain.model"
 """Key of the metadata: the fingerprint of the model, a JSON list."""
 _FLIP = "facetrain.flip"
@@ -61,7 +62,7 @@ def open_parquet(path: Path) -> Embeddings:
         parquet = pyarrow.parquet.ParquetFile(file, read_dictionary=["name"])
         _require_fitting_numbers(path, parquet)
         # use_threads=False: pyarrow's idle threads sometimes abort the process when the interpreter exits.
-        table = parquet.read(["name", "label", "embedding", "quality"], use_threads=False)
+        table = parquet.read(_COLUMNS, use_threads=False)
     if not len(table):
         raise DataError(f"{path}: has no embeddings; embed at least one image")
     require_fitting(path, sum(map(_decoded_bytes, table["name"].chunks)))
@@ -113,8 +114,9 @@ def _require_fitting_numbers(path: Path, parquet: Any) -> None:
     # process in `column` below.
     parquet.scan_contents()
     groups = [facts.row_group(number) for number in range(facts.num_row_groups)]
-    require_fitting(path, sum(group.total_byte_size for group in groups))
     stored = [group.column(number) for group in groups for number in range(group.num_columns)]
+    read = [each for each in stored if each.path_in_schema.partition(".")[0] in _COLUMNS]
+    require_fitting(path, sum(each.total_uncompressed_size for each in read))
     require_fitting(
         path, 4 * sum(each.num_values for each in stored if each.path_in_schema.startswith("embedding"))
     )

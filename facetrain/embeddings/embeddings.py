@@ -18,7 +18,9 @@ from facetrain.telemetry.log import warn
 
 BLOCK_BYTES = 1 << 24
 """Bytes of a block of embeddings in float32: 8,192 embeddings of size 512."""
-_SPARE_BYTES = 1 << 27
+_MOST_GROWTH, _SPARE_BYTES = 8, 1 << 27
+"""A file may need so many times its bytes in memory, and the spare ones: float32 with the numbers of an int8 network,
+and names of a fixed width, are five times smaller when they are compressed."""
 
 
 class Rows(Protocol):
@@ -162,15 +164,16 @@ class StreamedRows:
 
 
 def require_fitting(path: Path, size: int) -> None:
-    """Refuse a file that grows too much when it is decompressed: embeddings hardly compress.
+    """Refuse a file that grows too much when it is decompressed.
 
     Raises:
         DataError: `size`, the bytes of its columns in memory, is too large.
     """
-    limit = 2 * path.stat().st_size + _SPARE_BYTES
+    limit = _MOST_GROWTH * path.stat().st_size + _SPARE_BYTES
     if size > limit:
         raise DataError(
-            f"{path}: decompresses to {size:,} bytes, more than the {limit:,} that a file of this size may need"
+            f"{path}: decompresses to {size:,} bytes, more than the {limit:,} that a file of this size may need; "
+            "write it without compression, an .npz file with numpy.savez"
         )
 
 

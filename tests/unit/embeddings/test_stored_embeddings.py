@@ -180,6 +180,28 @@ def test_one_row_of_equal_numbers_is_refused_before_it_is_decoded(tmp_path):
     assert peak.bytes < 50 << 20
 
 
+def test_compressed_columns_may_be_as_small_as_those_of_an_int8_network(tmp_path, monkeypatch):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setattr(embeddings, "_SPARE_BYTES", 0)
+    columns = {
+        "embedding": (np.random.default_rng(0).integers(-127, 128, (500, 64)) / 127).astype(np.float32),
+        "name": np.array([f"{number:08d}.jpg" for number in range(500)], "U60"),
+        "label": np.arange(500),
+    }
+    np.savez_compressed(tmp_path / "e.npz", **columns)
+    assert 4 * (tmp_path / "e.npz").stat().st_size < sum(column.nbytes for column in columns.values())
+    # Columns that are not read may be of any size.
+    lists = {name: column.tolist() for name, column in columns.items()}
+    pq.write_table(
+        pa.table(lists | {"note": ["x" * 10_000] * 500}), tmp_path / "e.parquet", use_dictionary=False
+    )
+    for suffix in (".npz", ".parquet"):
+        assert open_embeddings(tmp_path / f"e{suffix}").count == 500
+    np.savez_compressed(tmp_path / "e.npz", **columns | {"embedding": np.ones((500, 1000), np.float32)})
+    with pytest.raises(DataError, match=r"decompresses to 2,.*; write it without compression.*numpy\.savez"):
+        open_embeddings(tmp_path / "e.npz")
+
+
 def test_a_changed_byte_of_an_embedding_is_found_in_the_first_pass_over_the_rows(tmp_path, monkeypatch):
     path, known = tmp_path / "e.npz", some(3000)
     save_embeddings(path, known)
