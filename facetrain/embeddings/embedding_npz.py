@@ -13,12 +13,9 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from facetrain.embeddings.embeddings import Embeddings, StreamedRows, require_fitting
+from facetrain.embeddings.embeddings import Embeddings, StreamedRows, require_columns, require_fitting
 from facetrain.errors import DataError
-from facetrain.text import listed
 
-_COLUMNS = ("embedding", "name", "label")
-"""Arrays that every file has."""
 _READ_ROWS = 4096
 _MOST_HEADER = 1 << 16
 """Bytes of a member that may be its header; NumPy refuses headers of more than 10,000 characters."""
@@ -45,13 +42,12 @@ def open_npz(path: Path) -> Embeddings:
         ValueError: the file is damaged. zipfile, zlib and NumPy raise other types too.
     """
     with zipfile.ZipFile(path) as archive:
-        found = {member.removesuffix(".npy") for member in archive.namelist()}
-    if missing := [column for column in _COLUMNS if column not in found]:
+        require_columns(path, (member.removesuffix(".npy") for member in archive.namelist()))
+    embedding, name, label = (NpzArray.find(path, column) for column in ("embedding", "name", "label"))
+    if objects := [array.member for array in (embedding, name, label) if array.dtype.hasobject]:
         raise DataError(
-            f"{path}: has no array {missing[0]}, but {listed(sorted(found))}; a file of embeddings has "
-            f"{', '.join(_COLUMNS)}, with a row for each image"
+            f"{path}: {objects[0]} has Python objects; write numbers, and names as texts: numpy.array(names, str)"
         )
-    embedding, name, label = (NpzArray.find(path, column) for column in _COLUMNS)
     quality = NpzArray.find_numbers(path, "quality", label.shape)
     model = NpzArray.find_numbers(path, "model", embedding.shape[1:])
     flip = NpzArray.find_numbers(path, "flip", (), kind="b")
@@ -70,7 +66,7 @@ def open_npz(path: Path) -> Embeddings:
 
 
 class NpzArray(NamedTuple):
-    """Array of a `.npz` file."""
+    """Array of a `.npz` file. One of Python objects, a pickle, cannot be read."""
 
     path: Path
     member: str
@@ -85,16 +81,15 @@ class NpzArray(NamedTuple):
         """Read the header of an array.
 
         Raises:
-            ValueError: it is a pickle, or claims more than the bytes of the array, for which NumPy would allocate
-                memory.
+            ValueError: it claims more than the bytes of the array, for which NumPy would allocate memory.
         """
         name = f"{column}.npy"
         with zipfile.ZipFile(path) as archive, archive.open(name) as member:
             size = archive.getinfo(name).file_size
             # Not the member itself: NumPy reads a header of any length before it refuses one that is too long.
             shape, fortran_order, dtype = _read_header(BytesIO(member.read(_MOST_HEADER)))
-        claimed = math.prod(shape) * dtype.itemsize
-        if dtype.hasobject or not dtype.itemsize or min(shape, default=1) < 0 or claimed > size:
+        claimed = 0 if dtype.hasobject else math.prod(shape) * dtype.itemsize
+        if not dtype.itemsize or min(shape, default=1) < 0 or claimed > size:
             raise ValueError(f"{name} claims the shape {shape} of {dtype} in {size:,} bytes")
         return cls(path, name, size, shape, fortran_order, dtype)
 

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from facetrain.data.formats.arrow_columns import import_pyarrow
-from facetrain.embeddings.embeddings import Embeddings, require_fitting
+from facetrain.embeddings.embeddings import Embeddings, require_columns, require_fitting
 from facetrain.errors import DataError
 from facetrain.files import parse_json
 from facetrain.text import count_text
@@ -51,15 +51,20 @@ def open_parquet(path: Path) -> Embeddings:
     """Return the content of a file.
 
     Raises:
-        DataError: pyarrow is not installed, the file grows too much when it is decoded, or it has no rows.
+        DataError: pyarrow is not installed, a column is missing, the file grows too much when it is decoded, the names
+            are no texts, or it has no rows.
         ValueError: the file is damaged. pyarrow raises other types too.
     """
     pa = import_pyarrow(path)
     import pyarrow.parquet
 
     with path.open("rb") as file:
+        require_columns(path, pyarrow.parquet.read_schema(file).names)
         # As a dictionary: a few bytes per row can encode names of any length.
         parquet = pyarrow.parquet.ParquetFile(file, read_dictionary=["name"])
+        stored = parquet.schema_arrow.field("name").type
+        if not pa.types.is_dictionary(stored):
+            raise DataError(f"{path}: the names must be texts, not {stored}")
         _require_fitting_numbers(path, parquet)
         # use_threads=False: pyarrow's idle threads sometimes abort the process when the interpreter exits.
         table = parquet.read(_COLUMNS, use_threads=False)

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +15,11 @@ import numpy as np
 from facetrain.errors import DataError
 from facetrain.files import error_reason
 from facetrain.telemetry.log import warn
+from facetrain.text import listed
 
 BLOCK_BYTES = 1 << 24
 """Bytes of a block of embeddings in float32: 8,192 embeddings of size 512."""
+_COLUMNS = ("embedding", "name", "label")
 _MOST_GROWTH, _SPARE_BYTES = 8, 1 << 27
 """A file may need so many times its bytes in memory, and the spare ones: float32 with the numbers of an int8 network,
 and names of a fixed width, are five times smaller when they are compressed."""
@@ -161,6 +163,20 @@ class StreamedRows:
             if stop <= end:
                 return np.concatenate(parts)
             self._first, self._block = end, next(self._unread)
+
+
+def require_columns(path: Path, found: Iterable[str]) -> None:
+    """Refuse a file without one of the columns that every file of embeddings has.
+
+    Raises:
+        DataError: a column is missing.
+    """
+    found = sorted(found)
+    if missing := [column for column in _COLUMNS if column not in found]:
+        raise DataError(
+            f"{path}: has no column {missing[0]}, but {listed(found)}; a file of embeddings has {', '.join(_COLUMNS)}, "
+            "with a row for each image"
+        )
 
 
 def require_fitting(path: Path, size: int) -> None:

@@ -101,8 +101,9 @@ NOT_FINITE = r"e\.npz: row 1 \(b\) has numbers that are not finite"
         (np.array([["x"]]), ["a"], [0], "one row of numbers"),
         (ONE, ["a"], [0.5], "labels that are whole numbers"),
         (ONE, ["a"], ["x"], "labels that are whole numbers"),
-        (ONE, None, [0], "has no array name, but embedding, label; a file of embeddings has"),
-        (ONE, np.array(["a"], object), [0], "claims the shape|not a file of embeddings"),  # pickled
+        (ONE, None, [0], "has no column name, but embedding, label; a file of embeddings has"),
+        (ONE, np.array(["a"], object), [0], r"name.npy has Python objects; .* numpy\.array\(names, str\)"),
+        (ONE, ["a"], np.array([0], object), "label.npy has Python objects"),
         (np.eye(2), NO_TEXT, [0, 1], r"e\.npz: has a name that is no text"),
         (ONE, np.array([b"a"]), [0], "the names must be texts"),
         (np.eye(2), np.array([["a"], ["b"]]), [0, 1], "the names must be texts"),
@@ -167,6 +168,30 @@ def test_other_programs_read_the_files(tmp_path, suffix):
     for column in ("embedding", "quality"):
         np.testing.assert_array_equal(np.array(columns[column], np.float32), getattr(known, column))
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"name": None}, "has no column name, but embedding, label; a file of embeddings has"),
+        ({"label": None}, "has no column label, but embedding, name;"),
+        ({"name": [1, 2]}, "the names must be texts, not int64"),
+    ],
+)
+def test_columns_of_parquet_that_are_missing_or_no_texts_are_named(tmp_path, change, message):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    columns = {"embedding": [[1.0, 2.0]] * 2, "name": ["a", "b"], "label": [0, 1]} | change
+    table = pa.table({name: values for name, values in columns.items() if values is not None})
+    pq.write_table(table, tmp_path / "e.parquet")
+    with pytest.raises(DataError, match=rf"e\.parquet: {message}"):
+        open_embeddings(tmp_path / "e.parquet")
+
+
+def test_optional_columns_of_other_types_count_as_missing(tmp_path):
+    columns = {"embedding": ONE, "name": ["a"], "label": [0]}
+    np.savez(tmp_path / "e.npz", **columns, quality=None, model=None, flip=None)
+    found = open_embeddings(tmp_path / "e.npz")
+    assert found.quality is found.model is found.flip is None
 
 
 @pytest.mark.slow
