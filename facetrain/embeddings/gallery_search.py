@@ -23,6 +23,8 @@ _PROBES_PER_PASS = 4096
 """Probes that share one pass over the gallery."""
 _PROBES_AT_ONCE = 256
 """Probes whose candidates are compared at once in float64."""
+_GATHERED = 1 << 22
+"""Numbers of candidates in memory at once: 32 MiB of float64, those of 256 probes at the default of 5 results."""
 _SPARE = 16
 """Candidates of a block beyond the number of results: so many entries may be so close that float32 mixes them up."""
 _FLOAT32_ERROR = 1e-5
@@ -145,7 +147,7 @@ def _add_block(probe_QD: np.ndarray, entry_gD: np.ndarray, row_g: np.ndarray, be
         part = slice(start, start + _PROBES_AT_ONCE)
         probe_qD, candidates = probe_QD[part], min(kept + _SPARE, len(entry_gD))
         entry_qC = neighbors.kneighbors(probe_qD.astype(np.float32), candidates, return_distance=False)
-        cosine_qC = np.einsum("qd,qcd->qc", probe_qD, entry_gD[entry_qC])
+        cosine_qC = _cosines(probe_qD, entry_gD, entry_qC)
         if candidates < len(entry_gD):
             # A gallery with many copies of a face: other entries may be as close as the candidates.
             ranked_qC = np.sort(cosine_qC, axis=1)
@@ -155,6 +157,15 @@ def _add_block(probe_QD: np.ndarray, entry_gD: np.ndarray, row_g: np.ndarray, be
                 _merge(best, slice(start + query, start + query + 1), row_g[entry_1C], cosine_1C)
                 entry_qC[query], cosine_qC[query] = entry_1C[0, 0], -np.inf  # done
         _merge(best, part, row_g[entry_qC], cosine_qC)
+
+
+def _cosines(probe_qD: np.ndarray, entry_gD: np.ndarray, entry_qC: np.ndarray) -> np.ndarray:
+    """Return the cosine of each probe and each of its candidates, (q, C)."""
+    step = max(1, _GATHERED // (entry_qC.shape[1] * entry_gD.shape[1]))
+    parts = [slice(start, start + step) for start in range(0, len(probe_qD), step)]
+    return np.concatenate(
+        [np.einsum("qd,qcd->qc", probe_qD[part], entry_gD[entry_qC[part]]) for part in parts]
+    )
 
 
 def _nearest(probe_1D: np.ndarray, entry_gD: np.ndarray, kept: int) -> tuple[np.ndarray, np.ndarray]:

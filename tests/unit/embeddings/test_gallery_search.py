@@ -1,5 +1,6 @@
 """Search in blocks, beside a full sort in float64."""
 
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,6 +49,18 @@ def hard_gallery(dtype=np.float32):
     gallery[400] = -gallery[3]
     near = gallery[:9].astype(np.float32) + 0.2 * random.normal(size=(9, SIZE)).astype(np.float32)
     return np.concatenate([near, gallery[3:4].astype(np.float32)]), gallery
+
+
+def test_many_results_of_many_probes_are_compared_in_little_memory():
+    random = np.random.default_rng(0)
+    probe, gallery = (random.normal(size=(count, SIZE)).astype(np.float32) for count in (256, 2000))
+    search_gallery(stored(probe), stored(gallery), 1)
+    tracemalloc.start()
+    found = search_gallery(stored(probe), stored(gallery), 1500)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 256 * 1500 * SIZE * 8, "a copy of all candidates"
+    np.testing.assert_allclose(found.cosine_QK, reference(probe, gallery, 1500)[1], atol=1e-12)
 
 
 @pytest.mark.slow
