@@ -64,6 +64,8 @@ COSINE = ScoreScale()
 """Scale of cosine similarities."""
 _LEAST_MATCH = 0.1
 """Lowest value that the highest cosine of a set has: cosines of one person reach it in every usable system."""
+_ROUNDING = 1e-6
+"""Distance by which float32 brings a cosine outside of [−1, 1]."""
 
 
 def scale_of(score_P: np.ndarray, same_P: np.ndarray) -> ScoreScale:
@@ -71,7 +73,7 @@ def scale_of(score_P: np.ndarray, same_P: np.ndarray) -> ScoreScale:
 
     Scores from −1 to 1 of which one is negative and one at least 0.1 are taken as cosines, all others get ranks.
     """
-    if -1 <= score_P.min() < 0 and _LEAST_MATCH <= score_P.max() <= 1:
+    if -1 - _ROUNDING <= score_P.min() < 0 and _LEAST_MATCH <= score_P.max() <= 1 + _ROUNDING:
         return COSINE
     genuine_P, impostor_P = score_P[same_P], score_P[~same_P]
     low, high = float(score_P.min()), float(score_P.max())

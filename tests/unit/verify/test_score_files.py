@@ -8,7 +8,7 @@ import pytest
 
 from facetrain.errors import DataError
 from facetrain.verify.evaluate import evaluate_scores
-from facetrain.verify.metrics.score_scale import COSINE
+from facetrain.verify.metrics.score_scale import COSINE, scale_of
 from facetrain.verify.output.formatting import format_evaluation
 from facetrain.verify.protocol_options import EvaluationOptions
 from facetrain.verify.protocols import scores_result
@@ -40,6 +40,13 @@ def test_a_score_file_gives_the_same_numbers_as_the_scores_themselves(tmp_path, 
     assert found.subjects == len(np.unique(np.concatenate(pairs.sides)))
     assert found.metrics.keys() >= {"accuracy", "threshold", "auc", "eer", "tar@1e-01"}
     assert found.scale == COSINE
+
+
+@pytest.mark.parametrize(("highest", "is_cosine"), [(1 + 2**-23, True), (1.001, False)])
+def test_a_cosine_that_float32_rounds_above_one_is_a_cosine(pairs, highest, is_cosine):
+    score_P = pairs.score_P.copy()
+    score_P[np.argmax(score_P)] = highest
+    assert (scale_of(score_P, pairs.same_P) == COSINE) is is_cosine
 
 
 def test_the_scale_of_the_scores_does_not_change_the_rates(tmp_path, pairs):
