@@ -15,6 +15,8 @@ _MAX_IMAGES = 1 << 15
 """Images that are pooled at once: 64 MiB of embeddings with 512 float32 numbers."""
 _MAX_PRODUCTS = 1 << 24
 """Products in memory at once: 64 MiB of float32."""
+_MOST_UNUSED = 256
+"""Products of a matrix that take less time than the product of one pair by itself."""
 
 
 def pool_templates(
@@ -71,10 +73,16 @@ def score_pairs(
     """Return the cosine similarity of rows of `first_TD` and rows of `second_TD`, of length 1: float32 (P,).
 
     The pair lists of IJB compare a few thousand templates with nearly all others, so the scores are entries of blocks
-    of one matrix product.
+    of one matrix product. A list with a small part of the pairs of its templates is computed pair by pair.
     """
     rows, columns = distinct(first_P), distinct(second_P)
     score_P = np.empty(len(first_P), np.float32)
+    if len(rows) * len(columns) > _MOST_UNUSED * len(first_P):
+        step = max(1, _MAX_PRODUCTS // first_TD.shape[1])
+        for start in range(0, len(first_P), step):
+            part = slice(start, start + step)
+            score_P[part] = np.einsum("pd,pd->p", first_TD[first_P[part]], second_TD[second_P[part]])
+        return score_P
     # The pairs of a block of rows are then neighbors.
     order = np.argsort(first_P, kind="stable")
     other_DC = np.ascontiguousarray(second_TD[columns].T)

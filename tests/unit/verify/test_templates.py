@@ -35,10 +35,11 @@ def test_a_range_of_templates_has_few_images_or_is_one_template():
 
 
 @pytest.mark.parametrize("products", [40, 1 << 24])
-def test_block_scores_equal_single_dot_products(products, monkeypatch):
-    random, pairs = np.random.default_rng(1), 4000
+@pytest.mark.parametrize(("count", "pairs"), [(70, 4000), (2000, 900)])
+def test_block_scores_equal_single_dot_products(products, count, pairs, monkeypatch):
+    random = np.random.default_rng(1)
     monkeypatch.setattr(templates, "_MAX_PRODUCTS", products)
-    unit = random.normal(size=(70, 8)).astype(np.float32)
-    first, second = random.integers(0, 70, pairs), random.integers(20, 70, pairs)
+    unit = random.normal(size=(count, 8)).astype(np.float32)
+    first, second = random.integers(0, count, pairs), random.integers(20, count, pairs)
     expected = (unit[first] * unit[second]).sum(1)
     np.testing.assert_allclose(score_pairs(unit, unit, first, second), expected, atol=1e-4)
