@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,24 @@ def no_home(monkeypatch):
     for name in ("HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
+
+
+@pytest.fixture(scope="session")
+def dataset(tmp_path_factory):
+    """A folder with `data`, a small dataset that no test may change (tests/support/training.py)."""
+    from tests.support.training import write_dataset
+
+    folder = tmp_path_factory.mktemp("dataset")
+    write_dataset(folder / "data")
+    return folder
+
+
+@pytest.fixture
+def describe(dataset, tmp_path):
+    """Write a config whose runs go to the test's own folder (tests/support/training.py)."""
+    from tests.support.training import write_run_config
+
+    return partial(write_run_config, tmp_path, dataset)
 
 
 @pytest.fixture

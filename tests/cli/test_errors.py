@@ -18,7 +18,6 @@ from facetrain.distributed.devices import pick_device, require_device
 from facetrain.distributed.topology import topology
 from facetrain.errors import UsageError
 from facetrain.text import printable
-from tests.runs.conftest import dataset, describe  # noqa: F401
 from tests.support.command import environment, facetrain, refusal, torchrun
 
 WRONG = [
@@ -31,7 +30,7 @@ WRONG = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("options", "message"), WRONG)
-def test_an_impossible_request_ends_with_2_and_one_line(describe, options, message):  # noqa: F811
+def test_an_impossible_request_ends_with_2_and_one_line(describe, options, message):
     # One in a process of its own, as a user starts it.
     process = facetrain("train", "--config", describe(), *options, fresh="--nnodes" in options)
     assert process.returncode == 2, process.stderr
@@ -64,7 +63,7 @@ main()
 
 @pytest.mark.slow
 @pytest.mark.skipif(has_gpu_driver(), reason="torch's errors are kept: only they name a collective of NCCL")
-def test_a_rank_of_another_launcher_that_finds_no_other_rank_ends_with_1_and_one_line(describe):  # noqa: F811
+def test_a_rank_of_another_launcher_that_finds_no_other_rank_ends_with_1_and_one_line(describe):
     command = [sys.executable, "-c", IMPATIENT, "train", "--config", describe()]
     variables = environment(RANK="1", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
     process = subprocess.run(command, env=variables, capture_output=True, text=True)
@@ -232,7 +231,7 @@ main()
 
 
 @pytest.mark.slow
-def test_on_several_ranks_one_of_them_prints_the_error(describe):  # noqa: F811
+def test_on_several_ranks_one_of_them_prints_the_error(describe):
     process = torchrun(2, "train", "--config", describe(), "--set", "data.train=/nowhere")
     assert process.stderr.count("error: /nowhere: no such folder") == 1
 
@@ -263,7 +262,7 @@ def test_a_signal_ends_a_command_by_an_exception(monkeypatch, tmp_path, number):
 
 
 @pytest.mark.slow
-def test_the_traceback_comes_with_debug_alone(describe, tmp_path):  # noqa: F811
+def test_the_traceback_comes_with_debug_alone(describe, tmp_path):
     process = facetrain("eval", tmp_path, "--target", "x", "--debug")
     assert process.returncode == 1 and "Traceback" in process.stderr
     process = facetrain("eval", tmp_path, "--target", "x")

@@ -21,7 +21,6 @@ from facetrain.errors import ModelError
 from facetrain.models.embedding_model import open_model
 from facetrain.models.identify_backbone import identify_backbone
 from facetrain.models.initialize_from import initialize_backbone
-from tests.runs.conftest import dataset  # noqa: F401
 from tests.support import training
 from tests.support.made_weights import images, weight_of
 
@@ -115,7 +114,7 @@ def test_an_encoder_is_no_face_model(dino_file):
 
 
 @pytest.mark.slow
-def test_a_run_adapts_an_encoder_and_resumes_bit_for_bit(tmp_path, dino_file, dataset):  # noqa: F811
+def test_a_run_adapts_an_encoder_and_resumes_bit_for_bit(tmp_path, dino_file, dataset):
     config = tmp_path / "run.yaml"
     config.write_text(
         f"data: {{train: {dataset}/data, image_size: 28, workers: 0}}\n"

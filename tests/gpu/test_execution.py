@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from facetrain.config.loading import load_config
-from tests.runs.conftest import dataset, describe  # noqa: F401
 from tests.support import training as run
 from tests.support.command import torchrun
 from tests.support.runs import checked, losses
@@ -18,7 +17,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("mode", ["on", "reduce-overhead"])
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_a_compiled_run_has_the_losses_of_an_eager_run(precision, mode, describe, tmp_path):  # noqa: F811
+def test_a_compiled_run_has_the_losses_of_an_eager_run(precision, mode, describe, tmp_path):
     config, found = describe(steps=6, precision=precision), {}
     for name in ("off", mode):
         changes = ["eval.targets=[]", "train.device=cuda", f"train.compile={name}"]
@@ -28,7 +27,7 @@ def test_a_compiled_run_has_the_losses_of_an_eager_run(precision, mode, describe
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one CUDA device")
-def test_two_gpus_with_replayed_code_have_the_losses_of_two_without(describe, tmp_path):  # noqa: F811
+def test_two_gpus_with_replayed_code_have_the_losses_of_two_without(describe, tmp_path):
     config, found = describe(steps=6), {}
     for mode in ("off", "reduce-overhead"):
         command = ["train", "--config", config, "--run-dir", tmp_path / mode]

@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from tests.runs.conftest import dataset, describe, started_run  # noqa: F401
+from tests.runs.conftest import started_run  # noqa: F401
 from tests.support.processes import kill, ranks_of, wait_until_gone
 from tests.support.runs import LONG
 

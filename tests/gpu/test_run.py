@@ -14,7 +14,6 @@ from facetrain.data.open_dataset import open_dataset
 from facetrain.distributed.world import join
 from facetrain.run.parts.loader import build_loader
 from facetrain.run.parts.step_schedule import schedule_steps
-from tests.runs.conftest import dataset, describe  # noqa: F401
 from tests.support import training as run
 from tests.support.command import facetrain, torchrun
 from tests.support.runs import checked, losses
@@ -44,7 +43,7 @@ def trained(config, folder, *changes):
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_losses_are_those_of_the_cpu(name, describe, tmp_path):  # noqa: F811
+def test_losses_are_those_of_the_cpu(name, describe, tmp_path):
     config = describe(workers=1, steps=6, **HEADS[name])
     expected = trained(config, tmp_path / "cpu")
     found = trained(config, tmp_path / "gpu", f"train.device={DEVICE}")
@@ -52,7 +51,7 @@ def test_losses_are_those_of_the_cpu(name, describe, tmp_path):  # noqa: F811
     assert found == pytest.approx(expected, rel=2e-2)
 
 
-def test_a_program_whose_run_is_the_first_to_use_a_gpu_draws_there_as_without_it(describe, tmp_path):  # noqa: F811
+def test_a_program_whose_run_is_the_first_to_use_a_gpu_draws_there_as_without_it(describe, tmp_path):
     program = """
 import sys, torch, facetrain
 torch.manual_seed(3)
@@ -68,7 +67,7 @@ print(torch.rand(3, device="cuda").tolist())
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_losses_in_16_bits_are_near_those_in_32(precision, describe, tmp_path):  # noqa: F811
+def test_losses_in_16_bits_are_near_those_in_32(precision, describe, tmp_path):
     expected = trained(describe(steps=4), tmp_path / "cpu")
     changes = f"train.device={DEVICE}", "train.compile=on"
     found = trained(describe(steps=4, precision=precision), tmp_path / "gpu", *changes)
@@ -78,7 +77,7 @@ def test_losses_in_16_bits_are_near_those_in_32(precision, describe, tmp_path): 
 
 @pytest.mark.parametrize("optimizer", ["name=sgd", "name=adamw", "muon.lr=0.01"])
 @pytest.mark.parametrize("placement", ["device", "host"])
-def test_a_resumed_run_goes_on_as_one_that_was_not_interrupted(describe, tmp_path, optimizer, placement):  # noqa: F811
+def test_a_resumed_run_goes_on_as_one_that_was_not_interrupted(describe, tmp_path, optimizer, placement):
     config = describe(
         steps=6, sample_rate=0.3, head=f"placement: {placement}", checkpoint="every_steps: 2, keep: 9"
     )
@@ -102,7 +101,7 @@ def test_a_resumed_run_goes_on_as_one_that_was_not_interrupted(describe, tmp_pat
         ("adaface", "vit_t"),
     ],
 )
-def test_a_deterministic_run_resumes_bit_for_bit(describe, tmp_path, name, backbone):  # noqa: F811
+def test_a_deterministic_run_resumes_bit_for_bit(describe, tmp_path, name, backbone):
     """In processes of its own: cuBLAS reads its setting when it starts."""
     layers = [] if backbone == "iresnet" else ["model.layers=null", "model.widths=null"]
     changes = [
@@ -121,7 +120,7 @@ def test_a_deterministic_run_resumes_bit_for_bit(describe, tmp_path, name, backb
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one CUDA device")
 @pytest.mark.parametrize("name", HEADS)
-def test_two_gpus_lose_what_one_does(name, describe, tmp_path):  # noqa: F811
+def test_two_gpus_lose_what_one_does(name, describe, tmp_path):
     config = describe(steps=6, **HEADS[name])
     alone = trained(config, tmp_path / "one", f"train.device={DEVICE}")
     command = "train", "--config", config, "--set", f"train.device={DEVICE}", "--set", "eval.targets=[]"
@@ -130,7 +129,7 @@ def test_two_gpus_lose_what_one_does(name, describe, tmp_path):  # noqa: F811
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one CUDA device")
-def test_a_record_that_cannot_be_read_ends_all_ranks_at_once_and_is_reported(describe, dataset, tmp_path):  # noqa: F811
+def test_a_record_that_cannot_be_read_ends_all_ranks_at_once_and_is_reported(describe, dataset, tmp_path):
     config, records = describe(), tmp_path / "data"
     records.mkdir()
     for path in (dataset / "data").iterdir():
@@ -145,7 +144,7 @@ def test_a_record_that_cannot_be_read_ends_all_ranks_at_once_and_is_reported(des
 
 
 @pytest.mark.parametrize("options", [{}, {"precision": "bf16"}, {"precision": "fp16"}, {"accumulate": 2}])
-def test_the_host_waits_for_the_device_in_no_step(describe, dataset, tmp_path, options):  # noqa: F811
+def test_the_host_waits_for_the_device_in_no_step(describe, dataset, tmp_path, options):
     config = load_config(describe(**options), [f"train.device={DEVICE}", AUGMENTED, "data.workers=2"])
     source = open_dataset(dataset / "data")
     with join(DEVICE) as world:

@@ -7,7 +7,6 @@ from facetrain.config.loading import load_config
 from facetrain.distributed import collectives
 from facetrain.telemetry.jsonl import read_jsonl
 from facetrain.training.distillation import cosine_loss
-from tests.runs.conftest import dataset, describe  # noqa: F401
 from tests.support import training
 from tests.support.ranks import free_ports, run_ranks, start_ranks
 from tests.support.worlds import with_rank
@@ -53,7 +52,7 @@ def train_on_two_and_on_one(rank, config, folder, ports):
 
 
 @pytest.mark.slow
-def test_a_student_with_a_projection_learns_the_same_on_two_ranks_as_on_one(describe, tmp_path):  # noqa: F811
+def test_a_student_with_a_projection_learns_the_same_on_two_ranks_as_on_one(describe, tmp_path):
     config = describe(steps=4, checkpoint="every_steps: 4")
     # The teacher's process group ends before rank 1 joins the next one.
     start_ranks(train_on_two_and_on_one, (config, tmp_path, free_ports(3)), 2)

@@ -7,7 +7,6 @@ import torch
 
 from facetrain.config.loading import load_config
 from facetrain.run.folder.run_state import read_state
-from tests.runs.conftest import dataset, describe  # noqa: F401
 from tests.support import training
 from tests.support.ranks import free_ports, start_ranks
 from tests.support.runs import losses
@@ -34,7 +33,7 @@ def train_random_networks(rank, config, folder, ports):
 
 
 @pytest.mark.slow
-def test_what_a_step_drops_and_samples_does_not_depend_on_the_number_of_ranks(describe, tmp_path):  # noqa: F811
+def test_what_a_step_drops_and_samples_does_not_depend_on_the_number_of_ranks(describe, tmp_path):
     ports = free_ports(3 * len(RANDOM_NETWORKS))
     start_ranks(train_random_networks, (describe(steps=2, dropout=0.3), tmp_path, ports), 3)
     for name in RANDOM_NETWORKS:
@@ -45,7 +44,7 @@ def test_what_a_step_drops_and_samples_does_not_depend_on_the_number_of_ranks(de
 
 
 @pytest.mark.long
-def test_twelve_changes_of_the_number_of_ranks_change_no_loss(describe, tmp_path):  # noqa: F811
+def test_twelve_changes_of_the_number_of_ranks_change_no_loss(describe, tmp_path):
     config = describe(steps=4, checkpoint="every_steps: 2, keep: 9", sample_rate=0.3)
     settings = ["data.workers=0", "eval.targets=[]", "optim.lr=0.01"]
     ports = free_ports(len(SIZES) + len(RESUMED))

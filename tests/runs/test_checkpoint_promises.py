@@ -41,7 +41,6 @@ from facetrain.errors import RunError
 from facetrain.models.embedding_model import open_model
 from facetrain.run.folder.lock_file import Holder
 from facetrain.run.request import as_override
-from tests.runs.conftest import dataset  # noqa: F401
 from tests.support import training
 from tests.support.ranks import run_ranks
 from tests.support.snapshots import snapshot
@@ -50,7 +49,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text()
 
 
 @pytest.fixture(scope="module")
-def finished(dataset, tmp_path_factory):  # noqa: F811
+def finished(dataset, tmp_path_factory):
     """A finished run with its model file."""
     folder = tmp_path_factory.mktemp("promises")
     config = training.write_tiny_config(

@@ -19,7 +19,6 @@ from facetrain.config.loading import load_config
 from facetrain.errors import ConfigError, ModelError
 from facetrain.models.embedding_model import open_model
 from facetrain.models.inference_network import inference_network
-from tests.runs.conftest import dataset  # noqa: F401
 from tests.support import training
 
 CPU = torch.device("cpu")
@@ -169,7 +168,7 @@ def test_autocast_does_not_round_the_update():
 
 
 @pytest.fixture(scope="module")
-def tuned(dataset, tmp_path_factory):  # noqa: F811
+def tuned(dataset, tmp_path_factory):
     """The folder of a run, `first`, and of one that adapts it, `tuned`, and the config of the latter."""
     folder = tmp_path_factory.mktemp("lora")
     adapted = {"init_from": f"{folder}/first", "lora": {"rank": 2, "alpha": 4}}

@@ -13,7 +13,6 @@ from facetrain.optim.frozen_parts import freeze
 from facetrain.optim.optimizer import parameter_groups
 from facetrain.optim.settings import OptimSettings
 from facetrain.training.state import averaged_buffers, averaged_state
-from tests.runs.conftest import dataset  # noqa: F401
 from tests.support import training
 
 
@@ -98,7 +97,7 @@ def other_files(folder):
         ({"train_batch_norm": False}, r"step_00000002: .*train_batch_norm: false needs init_from"),
     ],
 )
-def test_a_fine_tuned_run_keeps_the_statistics_and_resumes_bit_for_bit(dataset, tmp_path, key, refusal):  # noqa: F811
+def test_a_fine_tuned_run_keeps_the_statistics_and_resumes_bit_for_bit(dataset, tmp_path, key, refusal):
     model = {"init_from": f"{tmp_path}/first"} | key
     for name, keys in (("first", {}), ("tuned", model)):
         training.write_tiny_config(

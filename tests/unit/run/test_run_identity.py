@@ -27,7 +27,6 @@ from facetrain.models.model_file import training_data
 from facetrain.models.read_model import read_model
 from facetrain.telemetry.jsonl import read_jsonl
 from facetrain.telemetry.log import stop_logging
-from tests.runs.conftest import dataset  # noqa: F401
 from tests.support import training
 from tests.support.checkpoints import flip_a_bit
 from tests.support.command import refusal
@@ -36,7 +35,7 @@ from tests.support.training import go_on
 
 
 @pytest.fixture(scope="module")
-def runs(dataset, tmp_path_factory):  # noqa: F811
+def runs(dataset, tmp_path_factory):
     """Two finished runs of one config, with checkpoints of steps 2 and 4."""
     folder = tmp_path_factory.mktemp("identity")
     config = training.write_tiny_config(
@@ -183,7 +182,7 @@ def test_all_refused_changes_are_named_at_once_with_the_options_that_allow_them(
     assert go_on(run, 2, [option for option in options if option != "--set"]) == 0
 
 
-def test_another_dataset_of_as_many_identities_is_refused_unless_it_is_set(run, dataset, tmp_path):  # noqa: F811
+def test_another_dataset_of_as_many_identities_is_refused_unless_it_is_set(run, dataset, tmp_path):
     other = write_records(tmp_path / "other", [n // 5 for n in range(100)], size=32)
     edit(run, f"train: {dataset}/data", f"train: {other}")
     with pytest.raises(ConfigError, match="data.train: .*--set data.train=VALUE"):
@@ -197,7 +196,7 @@ def test_another_dataset_of_as_many_identities_is_refused_unless_it_is_set(run, 
     assert trained_on(run) == [("data", f"{dataset}/data"), ("moved", str(moved))]
 
 
-def test_a_model_that_began_with_another_one_names_the_data_of_both(runs, dataset, tmp_path):  # noqa: F811
+def test_a_model_that_began_with_another_one_names_the_data_of_both(runs, dataset, tmp_path):
     other = write_records(tmp_path / "other", [n // 5 for n in range(100)], size=32)
     changes = [f"data.train={other}", f"model.init_from={runs / 'a'}"]
     assert training.train(load_config(runs / "tiny.yaml", changes), tmp_path / "tuned") == 0
@@ -315,7 +314,7 @@ def test_a_checkpoint_that_was_copied_elsewhere_is_of_no_run(runs, tmp_path):
         open_model(copied, torch.device("cpu"))
 
 
-def test_eval_refuses_a_damaged_checkpoint_and_takes_another_by_its_path(run, dataset, capfd):  # noqa: F811
+def test_eval_refuses_a_damaged_checkpoint_and_takes_another_by_its_path(run, dataset, capfd):
     (checkpoint(run, 4) / "manifest.json").unlink()
     options = ["--target", dataset / "data" / "val.bin", "--bootstrap", 0, "--device", "cpu"]
     assert f"facetrain resume {run} --checkpoint 2" in str(refusal("eval", run, *options))

@@ -29,7 +29,6 @@ from facetrain.run.start_checks import (
     check_free_space,
 )
 from facetrain.run.suited_settings import RunFacts
-from tests.runs.conftest import dataset, describe  # noqa: F401
 from tests.support import training
 from tests.support.datasets import write_records
 from tests.support.world import ONE_RANK
@@ -107,7 +106,7 @@ def test_storage_that_renames_no_folder_is_refused_before_the_first_step(tmp_pat
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_the_forecast_of_a_checkpoint_is_its_size(describe, tmp_path, monkeypatch, optimizer):  # noqa: F811
+def test_the_forecast_of_a_checkpoint_is_its_size(describe, tmp_path, monkeypatch, optimizer):
     sizes = []
     forecast = start_checks.checkpoint_bytes
 

@@ -1,12 +1,11 @@
 import pytest
 
 from facetrain.config.loading import load_config
-from tests.runs.conftest import dataset  # noqa: F401
 from tests.support import training
 
 
 @pytest.fixture(scope="module")
-def runs(dataset, tmp_path_factory):  # noqa: F811
+def runs(dataset, tmp_path_factory):
     """A folder with a finished teacher, and a function that returns the config of a student."""
     folder = tmp_path_factory.mktemp("distill")
     sections = {"optim": {"lr": 0.02}, "train": {"max_steps": 4}}

@@ -11,7 +11,6 @@ from facetrain.config.loading import build_config, load_config
 from facetrain.distributed.process_setup import fix_cublas_workspace
 from facetrain.errors import ConfigError
 from facetrain.training.deterministic import deterministic_algorithms
-from tests.runs.conftest import dataset, describe  # noqa: F401
 from tests.support import training as run
 from tests.support.command import ROOT
 from tests.support.runs import losses
@@ -106,7 +105,7 @@ AUGMENTED = "data.augment={low_resolution: 0.5, blur: 0.5, gray: 0.5, color: 0.5
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_a_deterministic_run_has_the_same_bits(name, describe, tmp_path, monkeypatch):  # noqa: F811
+def test_a_deterministic_run_has_the_same_bits(name, describe, tmp_path, monkeypatch):
     """And uses no operation that sums in random order."""
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     config, found, before = describe(steps=2, **HEADS[name]), {}, flags()
@@ -131,7 +130,7 @@ class Joined(Exception):
     """Marks the moment when a rank joins the others, before which CUDA does not start."""
 
 
-def test_each_rank_gives_cublas_its_workspace_before_it_joins_the_others(describe, tmp_path, monkeypatch):  # noqa: F811
+def test_each_rank_gives_cublas_its_workspace_before_it_joins_the_others(describe, tmp_path, monkeypatch):
     def join(*_, **__):
         raise Joined(os.environ["CUBLAS_WORKSPACE_CONFIG"])
 

@@ -10,14 +10,14 @@ from facetrain.config.loading import load_config
 from facetrain.errors import CheckpointError, RunError
 from facetrain.head.partial_fc import PartialFC
 from facetrain.telemetry.jsonl import read_jsonl
-from tests.runs.conftest import dataset, train_and_resume  # noqa: F401
+from tests.runs.conftest import train_and_resume
 from tests.support import training
 from tests.support.checkpoints import update_manifest
 from tests.support.datasets import damage_records
 
 
 @pytest.fixture(scope="module")
-def finished(dataset, tmp_path_factory):  # noqa: F811
+def finished(dataset, tmp_path_factory):
     """The folder of a run of two steps, and its config."""
     folder = tmp_path_factory.mktemp("state")
     config = load_config(training.write_tiny_config(folder, dataset, train={"max_steps": 2}))
@@ -82,7 +82,7 @@ def test_too_little_memory_for_a_checkpoint_is_not_taken_for_another_network(fin
 
 
 @pytest.mark.parametrize("optimizer", [{"name": "sgd"}, {"name": "adamw"}, {"muon": {"lr": 0.01}}])
-def test_a_network_in_channels_last_resumes_bit_for_bit(dataset, tmp_path, optimizer):  # noqa: F811
+def test_a_network_in_channels_last_resumes_bit_for_bit(dataset, tmp_path, optimizer):
     config = training.write_tiny_config(
         tmp_path,
         dataset,
@@ -95,7 +95,7 @@ def test_a_network_in_channels_last_resumes_bit_for_bit(dataset, tmp_path, optim
     train_and_resume(load_config(config), tmp_path / "run", 1)
 
 
-def test_a_resumed_run_reports_the_same_loss_and_counts_skipped_images_once(dataset, tmp_path):  # noqa: F811
+def test_a_resumed_run_reports_the_same_loss_and_counts_skipped_images_once(dataset, tmp_path):
     shutil.copytree(dataset / "data", tmp_path / "data")
     damage_records(tmp_path / "data" / "train.rec", (5, 6, 70))
     described = training.write_tiny_config(
