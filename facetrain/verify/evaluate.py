@@ -75,8 +75,8 @@ def evaluate(
             size.
         PairsError: a set cannot be read.
         DataError: a slice table does not fit its set.
-        UsageError: a slice table or another system's scores are given, and not one set of pairs; or an ONNX file is to
-            run in bfloat16.
+        UsageError: a slice table or another system's scores are given, and not one set of pairs; the FMR of slices is
+            given, and no set of pairs; or an ONNX file is to run in bfloat16.
     """
     options, inference = options or EvaluationOptions(), inference or Inference()
     with join(inference.device, _TIMEOUT_S) as world:
@@ -90,6 +90,8 @@ def evaluate(
             if gallery is not None:
                 _require_same_size(str(gallery_model), gallery, opened, world.device)
             sets = {target.name: target for target in open_sets(targets, data_dir)}
+            if options.slice_fmr is not None and not any(isinstance(one, PairSet) for one in sets.values()):
+                raise UsageError("--slice-fmr needs a set of pairs: IJB and TinyFace have no slices")
             tables = _read_tables(sets, slices)
             if world.is_leader:
                 _warn_of_doubtful_sets(sets, opened, *(each for each in (other, gallery) if each is not None))

@@ -181,6 +181,12 @@ def test_templates_with_useless_pairs_or_weights_give_a_warning(model, tmp_path,
     assert "warning: ijbc: 1 image with a detector score of 0 or less" in err
 
 
+def test_the_fmr_of_slices_without_a_set_of_pairs_is_refused(model, tmp_path):
+    write_tinyface(tmp_path / "faces", people=2)
+    with pytest.raises(UsageError, match="--slice-fmr needs a set of pairs"):
+        evaluate(model, ["faces"], tmp_path, options=EvaluationOptions(slice_fmr=0.01), inference=CPU)
+
+
 def test_a_set_without_a_part_of_its_gallery_gives_a_warning(model, tmp_path, capsys):
     write_tinyface(tmp_path / "faces", people=2, distractors=0)
     lists = write_ijb(tmp_path / "ijbc", people=2) / "meta"
