@@ -74,7 +74,8 @@ def _tar(
     return _file(folder / "a.tar", info.tobuf(tarfile.GNU_FORMAT) + padded + bytes(1024)).parent
 
 
-def _embeddings_parquet(path: Path, *, rows: int, size: int, name: str) -> Path:
+def write_equal_embeddings(path: Path, *, rows: int, size: int, name: str) -> Path:
+    """Write a small Parquet file of `rows` embeddings with `size` numbers, which are all 1."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -105,7 +106,7 @@ def _npz(path: Path, *, rows: int = 2, claimed: str = "") -> Path:
     return path
 
 
-def _constant_of_shape(path: Path, *, doublings: int = 0, size: int = 1 << 33, batch: int = 1) -> Path:
+def write_constant_of_shape(path: Path, *, doublings: int = 0, size: int = 1 << 33, batch: int = 1) -> Path:
     """Write a graph that computes a huge value from constants: at once, or by doubling a small one."""
     from onnx import TensorProto, helper
 
@@ -142,7 +143,8 @@ def _safetensors(path: Path, header: bytes, *, length: int | None = None, body: 
     return path
 
 
-def _onnx(path: Path, location: str, *, offset: int = 0, dims: int = 1) -> Path:
+def write_external_onnx(path: Path, location: str, *, offset: int = 0, dims: int = 1) -> Path:
+    """Write a graph whose weight of `dims` numbers is in another file, at `location`."""
     from onnx import TensorProto, helper
 
     weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[dims])
@@ -213,10 +215,10 @@ def _bombs(folder: Path) -> dict[str, tuple[Callable[[], Path], Callable[[Path],
         "safetensors: nested header": (lambda: _safetensors(f / "b.safetensors", nested.encode()), read_weights),
         "safetensors: 300,000 tensors": (lambda: _safetensors(f / "c.safetensors", json.dumps({f"t{n}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for n in range(300_000)}).encode()), read_weights),
         "safetensors: a tensor of 2^60 bytes claimed": (lambda: _safetensors(f / "d.safetensors", json.dumps({"t": {"dtype": "U8", "shape": [1 << 60], "data_offsets": [0, 1 << 60]}}).encode()), read_weights),
-        "ONNX: data outside the folder": (lambda: _onnx(f / "a.onnx", "../../../../../../etc/passwd"), _open),
-        "ONNX: data at an absolute path": (lambda: _onnx(f / "b.onnx", "/dev/zero"), _open),
-        "ONNX: data at offset 2^62": (lambda: (_file(f / "w", b"0" * 64), _onnx(f / "c.onnx", "w", offset=1 << 62))[1], _open),
-        "ONNX: a weight of 2^40 numbers": (lambda: (_file(f / "w", b"0" * 64), _onnx(f / "d.onnx", "w", dims=1 << 40))[1], _open),
+        "ONNX: data outside the folder": (lambda: write_external_onnx(f / "a.onnx", "../../../../../../etc/passwd"), _open),
+        "ONNX: data at an absolute path": (lambda: write_external_onnx(f / "b.onnx", "/dev/zero"), _open),
+        "ONNX: data at offset 2^62": (lambda: (_file(f / "w", b"0" * 64), write_external_onnx(f / "c.onnx", "w", offset=1 << 62))[1], _open),
+        "ONNX: a weight of 2^40 numbers": (lambda: (_file(f / "w", b"0" * 64), write_external_onnx(f / "d.onnx", "w", dims=1 << 40))[1], _open),
         "MXNet: nested symbol": (lambda: _symbol(f / "m1", nested), _open),
         "MXNet: an array of 2^62 numbers": (lambda: _symbol(f / "m2", '{"nodes": [], "heads": [[0]]}', _params((1 << 62,))), _open),
         "MXNet: an empty array of 0 by 2^62 numbers": (lambda: _symbol(f / "m3", '{"nodes": [], "heads": [[0]]}', _params((0, 1 << 62))), _open),
@@ -224,12 +226,12 @@ def _bombs(folder: Path) -> dict[str, tuple[Callable[[], Path], Callable[[Path],
         "embeddings: .npz that claims 2^40 rows": (lambda: _npz(f / "e2.npz", claimed="{'descr': '<f4', 'fortran_order': False, 'shape': (1099511627776, 512)}"), load_rows),
         "embeddings: .npz with a header of 300 MiB": (lambda: _npz(f / "e3.npz", claimed=" " * (300 << 20)), load_rows),
         "embeddings: .npz with a nested header": (lambda: _npz(f / "e4.npz", claimed="(" * 9_000), load_rows),
-        "embeddings: .parquet, 400 million equal numbers": (lambda: _embeddings_parquet(f / "e5.parquet", rows=100_000, size=4000, name="x"), load_rows),
-        "embeddings: .parquet, a name of 1 MiB in 5,000 rows": (lambda: _embeddings_parquet(f / "e6.parquet", rows=5000, size=2, name="x" * (1 << 20)), load_rows),
+        "embeddings: .parquet, 400 million equal numbers": (lambda: write_equal_embeddings(f / "e5.parquet", rows=100_000, size=4000, name="x"), load_rows),
+        "embeddings: .parquet, a name of 1 MiB in 5,000 rows": (lambda: write_equal_embeddings(f / "e6.parquet", rows=5000, size=2, name="x" * (1 << 20)), load_rows),
         "scores: one slice of 100,000 characters among 200,000 rows": (lambda: _file(f / "a.csv", b"score,genuine,age\n" + b"0.5,1,y\n" * 200_000 + b"0.5,1," + b"x" * 100_000 + b"\n"), read_scores),
         "scores: 20 MiB of commas": (lambda: _file(f / "b.csv", b"," * (20 << 20)), read_scores),
-        "ONNX: a constant of 2^33 zeros in 100 bytes": (lambda: _constant_of_shape(f / "e.onnx"), _open),
-        "ONNX: 16 zeros doubled 32 times": (lambda: _constant_of_shape(f / "f.onnx", doublings=32), _open),
+        "ONNX: a constant of 2^33 zeros in 100 bytes": (lambda: write_constant_of_shape(f / "e.onnx"), _open),
+        "ONNX: 16 zeros doubled 32 times": (lambda: write_constant_of_shape(f / "f.onnx", doublings=32), _open),
         "MXNet: nested attributes of a symbol": (lambda: _symbol(f / "m4", '{"nodes": ' + "[" * 900 + "]" * 900 + ', "heads": [[0]]}'), _open),
         "checkpoint: nested manifest": (lambda: _file(f / "step_00000001" / "manifest.json", nested.encode()).parent, Checkpoint.open),
     }  # fmt: skip

@@ -14,8 +14,8 @@ from facetrain.verify.sets.slice_table import slice_columns
 from tests.support.bombs import (
     MAX_SECONDS,
     SPARE_MIB,
-    _constant_of_shape,
-    _onnx,
+    write_constant_of_shape,
+    write_external_onnx,
 )
 from tests.support.command import environment
 from tests.support.datasets import write_tar
@@ -48,12 +48,12 @@ def test_a_graph_that_declares_or_computes_huge_values_is_refused_before_it_is_l
     pytest.importorskip("onnxruntime")
     (tmp_path / "w").touch()
     with pytest.raises(ModelError, match=" w .*1099511627776.*4,398,046,511,104 bytes"):
-        open_onnx(_onnx(tmp_path / "a.onnx", "w", dims=1 << 40))
+        open_onnx(write_external_onnx(tmp_path / "a.onnx", "w", dims=1 << 40))
     for doublings in (0, 32):
         with pytest.raises(ModelError, match=r" c\d+ .*2,147,483,648"):
-            open_onnx(_constant_of_shape(tmp_path / "b.onnx", doublings=doublings, size=1 << 30))
+            open_onnx(write_constant_of_shape(tmp_path / "b.onnx", doublings=doublings, size=1 << 30))
     with pytest.raises(ModelError, match=r" x .*20000 × 3 × 112 × 112"):
-        open_onnx(_constant_of_shape(tmp_path / "b.onnx", size=1, batch=20_000))
+        open_onnx(write_constant_of_shape(tmp_path / "b.onnx", size=1, batch=20_000))
 
 
 def test_one_long_value_of_a_slice_does_not_widen_the_others(tmp_path):

@@ -9,7 +9,7 @@ from facetrain.embeddings import embedding_npz, embeddings
 from facetrain.embeddings.embedding_files import open_embeddings, save_embeddings
 from facetrain.embeddings.embeddings import Embeddings
 from facetrain.errors import DataError
-from tests.support import bombs
+from tests.support.bombs import write_equal_embeddings
 from tests.support.embeddings import load_rows
 from tests.support.memory import resident_peak
 
@@ -198,7 +198,7 @@ def test_optional_columns_of_other_types_count_as_missing(tmp_path):
 def test_one_row_of_equal_numbers_is_refused_before_it_is_decoded(tmp_path):
     pytest.importorskip("pyarrow")
     # A row of 70 million numbers in 800 bytes: decoded, it would need 270 MiB, and its levels 270 MiB more.
-    path = bombs._embeddings_parquet(tmp_path / "a.parquet", rows=1, size=70_000_000, name="x")
+    path = write_equal_embeddings(tmp_path / "a.parquet", rows=1, size=70_000_000, name="x")
     refused = pytest.raises(DataError, match=r"decompresses to 280,000,000 bytes, more than")
     with resident_peak() as peak, refused:
         load_rows(path)
