@@ -115,7 +115,7 @@ def test_arguments_that_contradict_apply_are_refused(tmp_path):
         assert message in str(refusal("data", "clean", tmp_path, *options))
 
 
-def test_a_dataset_that_is_too_small_to_judge_is_named(faces, tmp_path, capsys):
+def test_a_dataset_that_is_too_small_to_judge_is_named(faces, capsys):
     model, data = faces
     for folder in data.iterdir():
         kept = [image for image in folder.iterdir() if int(image.stem) >= WRONG]

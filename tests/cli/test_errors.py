@@ -262,7 +262,7 @@ def test_a_signal_ends_a_command_by_an_exception(monkeypatch, tmp_path, number):
 
 
 @pytest.mark.slow
-def test_the_traceback_comes_with_debug_alone(describe, tmp_path):
+def test_the_traceback_comes_with_debug_alone(tmp_path):
     process = facetrain("eval", tmp_path, "--target", "x", "--debug")
     assert process.returncode == 1 and "Traceback" in process.stderr
     process = facetrain("eval", tmp_path, "--target", "x")
@@ -310,7 +310,7 @@ for line in {MISSING}:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_shell_completes_commands_and_options(shell, tmp_path):
+def test_a_shell_completes_commands_and_options(shell):
     words = {"COMP_WORDS": "facetrain tr", "COMP_CWORD": "1", "_TYPER_COMPLETE_ARGS": "facetrain tr"}
     asked = {"_FACETRAIN_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
     command, variables = [sys.executable, "-m", "facetrain"], environment(**words, **asked)

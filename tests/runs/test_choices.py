@@ -177,7 +177,7 @@ def test_a_cpu_keeps_the_batch_of_the_config(describe, monkeypatch):
         fit(describe, monkeypatch, f"train.stages={STAGES}")
 
 
-def test_a_run_records_the_batch_that_it_has_chosen_and_a_resume_keeps_it(describe, tmp_path, monkeypatch):
+def test_a_run_records_the_batch_that_it_has_chosen_and_a_resume_keeps_it(describe, tmp_path):
     settings = ["eval.targets=[]", "optim.batch_scaling=sqrt"]
     config, folder = load_config(describe(steps=2), settings), tmp_path / "run"
     for _ in range(2):

@@ -138,9 +138,7 @@ def test_hosts_that_differ_end_together_and_name_the_host_and_the_file(two_folde
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("launcher", "difference"), [("facetrain", "no config"), ("torchrun", "no set")])
-def test_under_both_launchers_each_host_prints_one_line_and_exits_with_2(
-    two_folders, tmp_path, launcher, difference
-):
+def test_under_both_launchers_each_host_prints_one_line_and_exits_with_2(two_folders, launcher, difference):
     folder, (port,) = two_folders(difference), free_ports(1)
     command = ["train", "--config", "tiny.yaml", "--run-dir", folder / "run"]
     hosts = ["--nnodes", 2, "--nproc-per-node", 1, "--rdzv-endpoint", f"127.0.0.1:{port}"]

@@ -137,7 +137,7 @@ def test_a_run_killed_anywhere_and_resumed_records_what_the_uninterrupted_one_do
 
 
 @pytest.mark.slow
-def test_a_resume_whose_config_does_not_fit_leaves_the_run_as_it_was(whole, tmp_path):
+def test_a_resume_whose_config_does_not_fit_leaves_the_run_as_it_was(whole):
     folder = whole(steps=8)
 
     def kept():

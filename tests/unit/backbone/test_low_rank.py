@@ -179,7 +179,7 @@ def tuned(dataset, tmp_path_factory):
     return folder, config
 
 
-def test_a_run_trains_the_adapters_alone_and_exports_merged_weights(tuned, capsys):
+def test_a_run_trains_the_adapters_alone_and_exports_merged_weights(tuned):
     folder, _ = tuned
     first, merged = (load_file(folder / name / "model.safetensors") for name in ("first", "tuned"))
     assert first.keys() == merged.keys()

@@ -286,7 +286,7 @@ def test_the_first_save_compares_the_copy_with_the_memory_if_nothing_was_prepare
     assert CheckpointWriter(tmp_path).save(snapshot(1)).step == 1
 
 
-def test_two_saves_reuse_the_buffers_of_the_copy(tmp_path):
+def test_two_saves_reuse_the_buffers_of_the_copy():
     copy = HostCopy()
     first, second = (copied_rows(copy, snapshot(step)) for step in (1, 2))
     assert second["weight"].data_ptr() == first["weight"].data_ptr()

@@ -340,7 +340,7 @@ def test_the_values_of_a_config_stay_as_they_are():
     assert values == {"data": {"train": "x"}, "optim": {"lr": 0.1}}
 
 
-def test_numbers_in_scientific_notation_are_numbers(tmp_path):
+def test_numbers_in_scientific_notation_are_numbers():
     assert parse_yaml("[5e-4, 1E6, -2e+3, 0.1]") == [5e-4, 1e6, -2e3, 0.1]
 
 

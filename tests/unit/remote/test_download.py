@@ -437,7 +437,7 @@ def test_the_cache_has_no_secret(web_server, url, tmp_path):
     )
 
 
-def test_a_cache_that_may_only_be_read_is_enough_without_a_network(url, tmp_path, monkeypatch):
+def test_a_cache_that_may_only_be_read_is_enough_without_a_network(url, monkeypatch):
     path = local_path(url)
     pinned_path = local_path(f"{url}#sha256={CHECKSUM}")
     os.utime(path)  # as in a copied image: the stamp of the file is another one

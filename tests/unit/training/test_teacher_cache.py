@@ -243,7 +243,7 @@ def test_fixed_centers_pull_the_student_alone_and_are_not_saved(taught, tmp_path
         config("distill.loss=fixed_centers")
 
 
-def test_a_cache_of_the_whole_dataset_serves_a_run_without_its_small_identities(taught, dataset, tmp_path):
+def test_a_cache_of_the_whole_dataset_serves_a_run_without_its_small_identities(taught, tmp_path):
     labels = [n // 6 for n in range(54)] + [9, 10, 10]  # identity 9 has one image
     write_records(tmp_path / "data", labels, size=32)
     write_teacher_embeddings(
