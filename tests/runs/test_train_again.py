@@ -14,6 +14,7 @@ from facetrain.config.loading import load_config
 from facetrain.distributed.ranks import Ranks
 from facetrain.errors import ConfigError, DataError, NoCheckpointError, UsageError
 from facetrain.models.model_file import read_step
+from facetrain.remote.download import pinned
 from facetrain.run.agree import agree
 from facetrain.run.folder.environment import recorded_environment
 from facetrain.run.folder.lease import Lease
@@ -173,7 +174,7 @@ def test_a_job_that_is_started_again_takes_its_newest_checkpoint_and_not_the_one
     (tmp_path / "run" / "environment.json").write_text(json.dumps({"launchers": [launcher]}))
     request = TrainRequest(command="resume", run_dir=str(tmp_path / "run"), checkpoint=2)
     with Lease() as lease:
-        assert agree(Ranks(0, 0, 1, 1, "agent"), request, lease).plan.step == step
+        assert agree(Ranks(0, 0, 1, 1, "agent"), request, lease, pinned).plan.step == step
 
 
 def test_a_run_that_was_killed_before_its_results_writes_them(finished, tmp_path):

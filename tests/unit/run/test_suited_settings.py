@@ -15,6 +15,7 @@ from facetrain.device import capability
 from facetrain.distributed.ranks import Ranks
 from facetrain.distributed.world import World
 from facetrain.doctor.examine import check_settings, examine
+from facetrain.remote.download import pinned
 from facetrain.run import resolve
 from facetrain.run import suited_settings as suited
 from facetrain.run.agree import agree
@@ -38,7 +39,7 @@ def value(config, key):
 def planned(request, folder):
     """Return the plan of a run, as its first rank resolves it."""
     with Lease() as lease:
-        return agree(Ranks(), request.model_copy(update={"run_dir": str(folder)}), lease).plan
+        return agree(Ranks(), request.model_copy(update={"run_dir": str(folder)}), lease, pinned).plan
 
 
 @pytest.mark.parametrize("settings", [(), ("model.backbone=r34", "optim.lr=0.5"), ("optim.name=adamw",)])
