@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.config.schema import Config
 from facetrain.errors import ConfigError
@@ -17,7 +15,7 @@ IMAGES_PER_EPOCH = "images_per_epoch"
 def describe_batch_change(
     checkpoint: Checkpoint, config: Config, schedule: StepSchedule, num_images: int, world_size: int
 ) -> list[str]:
-    """Return what another batch or other data mean for the schedule, in one line; no line if the epoch is the same.
+    """Return what other data, and what another batch, mean for the schedule; no line if the epoch is the same.
 
     The config can be the same: `train.batch_size` counts the images of one rank. `num_images` are those of an epoch.
     """
@@ -28,28 +26,29 @@ def describe_batch_change(
     if not isinstance(images, int):
         images = num_images
     try:
-        before = schedule_steps(saved, images, ranks)
+        before, on_new_data = (schedule_steps(saved, count, ranks) for count in (images, num_images))
     except ConfigError:  # it has another number of images than the run had
         return []
-    if math.isclose(before.epochs(step), schedule.epochs(step)):
-        return []
     batch = before.global_batch_size
-    what = f"the global batch was {batch:,} images and is {schedule.global_batch_size:,} now"
-    if images != num_images:
-        what = f"an epoch had {images:,} images and has {num_images:,} now"
-        remedy = "restore the data"
-    elif saved.train.stages or config.train.stages:
+    if saved.train.stages or config.train.stages:
         what = "the global batch of a stage was another one"
         remedy = "restore train.stages and the batch sizes" + (
             f", on {ranks} ranks" if ranks != world_size else ""
         )
-    elif options := _options_for_batch(batch, config, schedule.local_batch_size, world_size):
-        remedy = f"resume it with {options}"
     else:
-        remedy = f"resume it on a number of ranks that divides {batch:,}, which {world_size} does not"
+        what = f"the global batch was {batch:,} images and is {schedule.global_batch_size:,} now"
+        if options := _options_for_batch(batch, config, schedule.local_batch_size, world_size):
+            remedy = f"resume it with {options}"
+        else:
+            remedy = f"resume it on a number of ranks that divides {batch:,}, which {world_size} does not"
+    other_data = f"an epoch had {images:,} images and has {num_images:,} now"
+    changes = [(other_data, before, on_new_data, "restore the data"), (what, on_new_data, schedule, remedy)]
     return [
-        f"{what}: the schedule counts {schedule.epochs(step):.4g} epochs until step {step:,}, and not "
-        f"{before.epochs(step):.4g}; to continue where the run was, {remedy}"
+        f"{what}: the schedule counts {new.epochs(step):.4g} epochs until step {step:,}, and not "
+        f"{old.epochs(step):.4g}; to continue where the run was, {remedy}"
+        for what, old, new, remedy in changes
+        # Not for a difference that the text does not show, as of one step in an epoch.
+        if f"{old.epochs(step):.4g}" != f"{new.epochs(step):.4g}"
     ]
 
 

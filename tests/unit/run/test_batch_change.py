@@ -81,16 +81,27 @@ def test_other_stages_are_compared_by_the_epoch_of_the_step(before, ranks, now, 
         assert line.endswith(f"where the run was, {remedy}")
 
 
-@pytest.mark.parametrize(("images", "ranks"), [(IMAGES, 8), (2 * IMAGES, 8), (2 * IMAGES, 16)])
-def test_data_with_another_number_of_images_moves_the_epoch_of_the_step(images, ranks):
+@pytest.mark.parametrize(
+    ("images", "ranks"), [(IMAGES, 8), (IMAGES + 10, 8), (2 * IMAGES, 8), (2 * IMAGES, 4), (IMAGES + 10, 4)]
+)
+def test_other_data_and_another_batch_are_told_apart(images, ranks):
     config = build_config({"data": {"train": "x"}, "train": {"batch_size": 128, "epochs": 40}}, "x")
     lines = lines_for(config, 8, config, ranks, images_per_epoch=images)
-    assert len(lines) == (images != IMAGES)
-    for line in lines:
-        now = schedule_steps(config, IMAGES, ranks).epochs(12_000)
-        expected = f"the schedule counts {now:.4g} epochs until step 12,000, and not 6.144; "
+    of_data, of_batch = (
+        [line for line in lines if line.startswith(what)] for what in ("an epoch had", "the global batch was")
+    )
+    assert (len(of_data), len(of_batch), len(lines)) == (
+        images > 1.5 * IMAGES,
+        ranks == 4,
+        (images > 1.5 * IMAGES) + (ranks == 4),
+    )
+    for line in of_data:
+        expected = "the schedule counts 12.3 epochs until step 12,000, and not 6.144; "
         assert line.startswith(f"an epoch had 2,000,000 images and has 1,000,000 now: {expected}")
-        assert "restore the data" in line
+        assert line.endswith("restore the data")
+    for line in of_batch:
+        assert "counts 6.144 epochs until step 12,000, and not 12.3; " in line
+        assert line.endswith("--set optim.accumulate=2")
 
 
 def test_thousands_of_epochs_are_written_out():
