@@ -34,7 +34,7 @@ def test_a_card_names_the_teacher_and_the_models_of_an_average():
         {"model": "/home/ann/a.pt", "weight": 0.25},
         {"model": "b", "weight": 0.75},
     ]
-    text = model_card(model, "net", results={})
+    text = model_card(model, "net", results={}, file={})
     assert "- `distill.teacher`: big\n- `distill.margin_weight`: 0\n" in text
     assert (
         "Average of a.pt (weight 0.25), b (weight 0.75). The settings are those of the first one.\n" in text
