@@ -23,6 +23,7 @@ from facetrain.telemetry.jsonl import read_jsonl
 from facetrain.telemetry.sink import LoggedRun, Sinks
 from tests.support.command import facetrain
 from tests.support.models import write_model
+from tests.support.runs import checked
 
 SOURCE = """
 import json
@@ -102,14 +103,9 @@ def home(tmp_path, monkeypatch):
     return tmp_path
 
 
-def checked(done, code=0):
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stderr
-
-
 def refused(done, *names):
     """Check that a command has imported nothing, and says in one line what it did not import."""
-    text = checked(done, 2)
+    text = checked(done, 2).stderr
     assert "own_faces.parts:" in text and "--allow-code" in text and text.count("\n") == 1, text
     assert all(name in text for name in names), text
 
@@ -119,7 +115,7 @@ def test_a_short_run_whose_margin_is_never_finite_has_trained_nothing_and_fails(
     margin = "head={margin: {type: own_faces.parts:margin, options: {m: .nan}, scale: 16}}"
     sink = "log.sinks=[own_faces.parts:Interrupted]"
     train = ["train", "--config", describe(steps=3), *options([margin, sink]), "--run-dir", "run"]
-    assert "not finite in 3 consecutive steps" in checked(facetrain(*train, cwd=home), 1)
+    assert "not finite in 3 consecutive steps" in checked(facetrain(*train, cwd=home), 1).stderr
     assert (home / "run" / "lines.txt").read_text().endswith("closed\n"), "SIGTERM leaves time for it"
     assert not (home / "run" / "model.safetensors").exists()
 
@@ -159,11 +155,12 @@ def test_own_parts_train_resume_bit_for_bit_and_run_for_others_only_if_they_are_
     # A changed source is another run, and perhaps another network.
     (home / "own_faces" / "parts.py").write_text(SOURCE.replace("+ m)", "+ 2 * m)"))
     evaluate = ["eval", home / "run", "--target", "val", "--allow-code", "--bootstrap", 0]
-    assert "another version of the file that defines own_faces.parts:Net" in checked(
-        facetrain(*evaluate, cwd=home)
+    assert (
+        "another version of the file that defines own_faces.parts:Net"
+        in checked(facetrain(*evaluate, cwd=home)).stderr
     )
     resume = ["resume", home / "run", "--checkpoint", 4, "--allow-code"]
-    assert "error: model.backbone: " in checked(facetrain(*resume, cwd=home), 2)
+    assert "error: model.backbone: " in checked(facetrain(*resume, cwd=home), 2).stderr
 
 
 @pytest.mark.slow
@@ -185,7 +182,7 @@ def test_an_unused_parameter_on_two_ranks_with_two_micro_batches_is_refused_unti
     changes = [*OWN, "optim.accumulate=2"]
     train = ["train", "--config", describe(steps=2), "--nproc-per-node", 2, *options(changes), "--run-dir"]
     message = "error: model.backbone: the network does not use network.unused.weight, network.unused.bias; "
-    assert checked(facetrain(*train, home / "run", cwd=home), 2).count(message) == 1
+    assert checked(facetrain(*train, home / "run", cwd=home), 2).stderr.count(message) == 1
     checked(facetrain(*train, home / "frozen", "--set", "model.freeze=[network.unused]", cwd=home))
 
 
@@ -197,7 +194,7 @@ def test_a_wrong_augmentation_ends_all_ranks_though_only_one_of_them_has_drawn_a
     own = "data.augment={own: [{type: own_faces.parts:cut_on_rank_1, probability: 1}]}"
     train = ["train", "--config", describe(steps=20), "--nproc-per-node", 2, "--set", own, *options]
     done = facetrain(*train, "--run-dir", home / "run", "--set", "train.timeout_s=60", cwd=home)
-    assert "own_faces.parts:cut_on_rank_1 maps a tensor" in checked(done, 2)
+    assert "own_faces.parts:cut_on_rank_1 maps a tensor" in checked(done, 2).stderr
 
 
 @pytest.mark.slow
@@ -205,11 +202,11 @@ def test_a_run_that_cannot_begin_leaves_no_folder_and_no_open_sink(describe, hom
     (home / "run").mkdir()
     wrong = "data.augment={own: [{type: own_faces.parts:brighter, options: {b: 0.3}}]}"
     train = ["train", "--config", describe(steps=2), "--run-dir", home / "run", *options([OWN[-1], wrong])]
-    assert "data.augment.own[0]" in checked(facetrain(*train, cwd=home), 2)
+    assert "data.augment.own[0]" in checked(facetrain(*train, cwd=home), 2).stderr
     assert not {"config.yaml", "state.json", "lines.txt"} & {path.name for path in (home / "run").iterdir()}
     for name in ("log.txt", "metrics.jsonl", "lr_range_test.json"):
         (home / "run" / name).mkdir()
-        assert f"/{name}: " in checked(facetrain(*train[:-2], cwd=home), 1)
+        assert f"/{name}: " in checked(facetrain(*train[:-2], cwd=home), 1).stderr
         assert (home / "run" / "lines.txt").read_text() == "closed\n"
         (home / "run" / name).rmdir()
         (home / "run" / "lines.txt").unlink()

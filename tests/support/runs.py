@@ -29,9 +29,9 @@ handles no signal that came together with SIGUSR2."""
 _CLOCK = {"images_per_s", "left_s", "wait_s", "peak_memory_gib"}
 
 
-def checked(process: subprocess.CompletedProcess) -> subprocess.CompletedProcess:
-    """Return a process that must have succeeded."""
-    assert process.returncode == 0, process.stderr
+def checked(process: subprocess.CompletedProcess, code: int = 0) -> subprocess.CompletedProcess:
+    """Return a process that must have ended with `code`."""
+    assert process.returncode == code, process.stdout + process.stderr
     return process
 
 
