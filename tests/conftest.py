@@ -69,6 +69,14 @@ def own_signal_handlers():
         signal.signal(number, handler)
 
 
+@pytest.fixture(autouse=True)
+def no_command_left():
+    """A command that a failed test has not ended does not run beside the tests after it."""
+    yield
+    if command := sys.modules.get("tests.support.command"):
+        command.kill_started()
+
+
 @pytest.fixture
 def no_home(monkeypatch):
     """A user without a home folder, as in a container that is started with a number that has no name."""

@@ -22,8 +22,10 @@ import torch
 from facetrain.cli.app import app
 from facetrain.errors import FacetrainError
 from tests.support.forks import become, customize, fork_ranks
+from tests.support.processes import descendants, kill
 from tests.support.ranks import PRELOADED
 
+_started: list[subprocess.Popen | ForkedCommand] = []
 ROOT = Path(__file__).resolve().parents[2]
 _LIMIT_S = 800
 TORCHRUN = "torch.distributed.run"
@@ -120,14 +122,27 @@ def start(
     in the background of a script or under nohup, which ignore them.
     """
     given = environment(**variables)
-    if not fresh:
+    process: subprocess.Popen | ForkedCommand
+    if fresh:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, *map(str, arguments)], env=given, text=True,
+            cwd=cwd, stdout=output or subprocess.PIPE, stderr=output or subprocess.PIPE, preexec_fn=restore_signals,
+            start_new_session=new_session,
+        )  # fmt: skip
+    else:
         command = [module, *map(str, arguments)]
-        return ForkedCommand(command, given, cwd, output, new_session=new_session)
-    return subprocess.Popen(
-        [sys.executable, "-m", module, *map(str, arguments)], env=given, text=True,
-        cwd=cwd, stdout=output or subprocess.PIPE, stderr=output or subprocess.PIPE, preexec_fn=restore_signals,
-        start_new_session=new_session,
-    )  # fmt: skip
+        process = ForkedCommand(command, given, cwd, output, new_session=new_session)
+    _started.append(process)
+    return process
+
+
+def kill_started() -> None:
+    """Kill the commands of `start` that still run, with their processes."""
+    for process in _started:
+        if process.poll() is None:
+            kill([process.pid, *descendants(process.pid)])
+            process.communicate(timeout=60) if process.stdout else process.wait(60)
+    _started.clear()
 
 
 class ForkedCommand:
