@@ -215,7 +215,7 @@ def photos(tmp_path):
 def test_pack_says_what_it_leaves_out_and_what_to_do_next(photos, tmp_path):
     output = run("pack", photos, "--output", tmp_path / "out")
     assert "3 images of 2 identities" in output and "left out 2 files" in output
-    assert "  3 of them were resized to 112 × 112 pixels (--image-size)\n" in output
+    assert "  3 images were resized to 112 × 112 pixels (--image-size)\n" in output
     assert "files of other types: 1 (Ann Lee/c.txt)" in output and "hidden files: 1 (Bö/.DS_Store)" in output
     assert f"facetrain data inspect {tmp_path / 'out'} --sheet" in output
     assert f"facetrain finetune {tmp_path / 'out'} --model MODEL\n" in output

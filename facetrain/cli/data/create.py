@@ -92,8 +92,8 @@ def pack(
         return
     print_written([packed])
     if packed.resized:
-        side = f"{image_size} × {image_size}"
-        echo_line(f"  {packed.resized:,} of them were resized to {side} pixels (--image-size)")
+        resized = count_text(packed.resized, "image was", "images were")
+        echo_line(f"  {resized} resized to {image_size} × {image_size} pixels (--image-size)")
     print_detections(finder)
     if packed.identities == 1:
         warn(

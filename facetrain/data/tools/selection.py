@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.counter_rng import key_of
-from facetrain.data.dataset import FaceDataset, image_landmarks
+from facetrain.data.dataset import FaceDataset, image_landmarks, skipped_files
 from facetrain.data.loading.sampler import permute
 from facetrain.data.mixture import MixtureDataset
 from facetrain.data.open_dataset import open_aligned
@@ -94,7 +94,16 @@ def select_merged(folders: Sequence[Path]) -> Selection:
         if image_landmarks(source) is None
     ]
     selection = _select(mixture, folders, np.arange(mixture.num_images))
-    return replace(selection, without_landmarks=lacking if len(lacking) < len(folders) else ())
+    return replace(
+        selection,
+        without_landmarks=lacking if len(lacking) < len(folders) else (),
+        # With the dataset: two folders of people may have files of the same name.
+        skipped=[
+            file._replace(name=str(folder / file.name))
+            for folder, source in zip(folders, sources, strict=True)
+            for file in skipped_files(source)
+        ],
+    )
 
 
 def select_parts(folder: Path, *, validation: float, seed: int) -> dict[str, Selection]:

@@ -1,5 +1,5 @@
 import json
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 import numpy as np
 import pytest
@@ -61,6 +61,12 @@ def test_a_copy_lists_the_files_that_its_source_leaves_out(tmp_path, to):
     assert {file.kind for file in copy.skipped} == {"suffix", "nested"}
     assert read_skipped_table(tmp_path / "out/skipped.csv") == copy.skipped == check(tmp_path / "in").skipped
     assert convert(tmp_path / "out", tmp_path / "again", "recordio").skipped == []
+
+
+def test_merged_folders_list_what_is_left_out_of_each(tmp_path):
+    folders = [write_folder(tmp_path / name, ["ann/1.png", "ann/old/2.png"]) for name in ("a", "b")]
+    left_out = [Path(file.name) for file in merge(folders, tmp_path / "out").skipped]
+    assert left_out == [folder / "ann" / "old" for folder in folders]
 
 
 @pytest.mark.parametrize("to", ORDERED)
