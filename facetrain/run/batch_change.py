@@ -29,6 +29,8 @@ def describe_batch_change(
         before, on_new_data = (schedule_steps(saved, count, ranks) for count in (images, num_images))
     except ConfigError:  # it has another number of images than the run had
         return []
+    if _text(before, step) == _text(schedule, step):  # nothing has changed, or the changes undo each other
+        return []
     batch = before.global_batch_size
     if saved.train.stages or config.train.stages:
         what = "the global batch of a stage was another one"
@@ -44,12 +46,16 @@ def describe_batch_change(
     other_data = f"an epoch had {images:,} images and has {num_images:,} now"
     changes = [(other_data, before, on_new_data, "restore the data"), (what, on_new_data, schedule, remedy)]
     return [
-        f"{what}: the schedule counts {new.epochs(step):.4g} epochs until step {step:,}, and not "
-        f"{old.epochs(step):.4g}; to continue where the run was, {remedy}"
+        f"{what}: the schedule counts {_text(new, step)} epochs until step {step:,}, and not {_text(old, step)}; "
+        f"to continue where the run was, {remedy}"
         for what, old, new, remedy in changes
-        # Not for a difference that the text does not show, as of one step in an epoch.
-        if f"{old.epochs(step):.4g}" != f"{new.epochs(step):.4g}"
+        if _text(old, step) != _text(new, step)
     ]
+
+
+def _text(schedule: StepSchedule, step: int) -> str:
+    """Return the epochs until a step as a line has them: smaller differences are not worth one."""
+    return f"{schedule.epochs(step):.4g}"
 
 
 def _options_for_batch(batch: int, config: Config, local: int, world_size: int) -> str:
