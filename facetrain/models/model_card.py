@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from facetrain.models.embedding_model import EmbeddingModel
-from facetrain.models.model_file import CARDS_KEY, CONFIG_KEY, SOURCES_KEY
+from facetrain.models.model_file import CARDS_KEY, CONFIG_KEY, MODEL_FILE, SOURCES_KEY
 from facetrain.text import printable
 
 _TO_FILL_IN = "_to be filled in by the publisher of the model_"
@@ -73,7 +73,7 @@ def _network(model: EmbeddingModel, file: Mapping[str, str], license: str | None
 def _training(config: Any, sources: Any) -> Iterator[str]:
     yield "## Training\n"
     averaged = [
-        f"{escape_markdown(_without_folders(each.get('model')))} (weight {escape_markdown(each.get('weight'))})"
+        f"{escape_markdown(_name_of(each.get('model')))} (weight {escape_markdown(_share(each.get('weight')))})"
         for each in (sources if isinstance(sources, list) else [])
         if isinstance(each, Mapping)
     ]
@@ -120,6 +120,16 @@ def _without_folders(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_folders(each) for each in value]
     return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
+
+
+def _name_of(model: Any) -> str:
+    """Return the name of a model without its folders, of the model file of a run that of the run."""
+    path = Path(str(model))
+    return path.parent.name if path.name == MODEL_FILE else path.name
+
+
+def _share(weight: Any) -> Any:
+    return f"{weight:.3g}" if isinstance(weight, float) else weight
 
 
 def _results(results: Mapping[str, Any]) -> Iterator[str]:

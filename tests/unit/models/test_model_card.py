@@ -31,13 +31,14 @@ def test_the_model_card_lists_origin_and_license_of_all_datasets():
 def test_a_card_names_the_teacher_and_the_models_of_an_average():
     model = model_of([], config={"distill": {"teacher": "/home/ann/big", "margin_weight": 0}})
     model.metadata["average_of"] = [
-        {"model": "/home/ann/a.pt", "weight": 0.25},
-        {"model": "b", "weight": 0.75},
+        {"model": "/home/ann/a.pt", "weight": 1 / 3},
+        {"model": "../acme/one/model.safetensors", "weight": 2 / 3},
     ]
     text = model_card(model, "net", results={}, file={})
     assert "- `distill.teacher`: big\n- `distill.margin_weight`: 0\n" in text
     assert (
-        "Average of a.pt (weight 0.25), b (weight 0.75). The settings are those of the first one.\n" in text
+        "Average of a.pt (weight 0.333), one (weight 0.667). The settings are those of the first one.\n"
+        in text
     )
 
 
