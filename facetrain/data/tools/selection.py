@@ -16,10 +16,11 @@ from facetrain.data.dataset import FaceDataset, image_landmarks, skipped_files
 from facetrain.data.loading.sampler import permute
 from facetrain.data.mixture import MixtureDataset
 from facetrain.data.open_dataset import open_aligned
+from facetrain.data.remote_dataset import with_addresses
 from facetrain.data.skipped_files import SkippedFile
 from facetrain.distinct import distinct
 from facetrain.errors import DataError, ImageError
-from facetrain.text import count_text
+from facetrain.text import count_text, printable
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def select_merged(folders: Sequence[Path]) -> Selection:
         without_landmarks=lacking if len(lacking) < len(folders) else (),
         # With the dataset: two folders of people may have files of the same name.
         skipped=[
-            file._replace(name=str(folder / file.name))
+            file._replace(name=f"{printable(with_addresses(str(folder)))}/{file.name}")
             for folder, source in zip(folders, sources, strict=True)
             for file in skipped_files(source)
         ],

@@ -1,5 +1,5 @@
 import json
-from pathlib import Path, PurePath
+from pathlib import PurePath
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from facetrain.data.skipped_files import read_skipped_table
 from facetrain.data.tools.check import check
 from facetrain.data.tools.writing import FORMATS
 from facetrain.errors import ImageError
+from facetrain.text import printable
 from tests.support.datasets import encoded_image, images_of, write_records
 from tests.unit.data.tools.helpers import convert, merge
 
@@ -64,9 +65,10 @@ def test_a_copy_lists_the_files_that_its_source_leaves_out(tmp_path, to):
 
 
 def test_merged_folders_list_what_is_left_out_of_each(tmp_path):
-    folders = [write_folder(tmp_path / name, ["ann/1.png", "ann/old/2.png"]) for name in ("a", "b")]
-    left_out = [Path(file.name) for file in merge(folders, tmp_path / "out").skipped]
-    assert left_out == [folder / "ann" / "old" for folder in folders]
+    # The second name is no text.
+    folders = [write_folder(tmp_path / name, ["ann/1.png", "ann/old/2.png"]) for name in ("a", "b\udcff")]
+    left_out = [file.name for file in merge(folders, tmp_path / "out").skipped]
+    assert left_out == [printable(f"{folder}/ann/old") for folder in folders]
 
 
 @pytest.mark.parametrize("to", ORDERED)
