@@ -110,9 +110,11 @@ def compare_kernels(device: str, module: str, failures: list[str]) -> Rows:
 def _differences(errors: Any) -> list[float]:
     """Return all errors in nested values.
 
-    A list of two numbers is a result beside its true value, and true is an error of 1. `different` is no error: the
-    share of numbers that PyTorch's operations round in the other direction.
+    A list of two numbers is a result beside its true value, and true is an error of 1, as is a text that says what is
+    wrong. `different` is no error: the share of numbers that PyTorch's operations round in the other direction.
     """
+    if isinstance(errors, str):
+        return [float(bool(errors))]
     if isinstance(errors, dict):
         return [found for key, value in errors.items() if key != "different" for found in _differences(value)]
     return [abs(errors[0] - errors[1])] if isinstance(errors, list) else [abs(errors)]
