@@ -50,6 +50,6 @@ def average(
     from facetrain.models.model_file import SOURCES_KEY
 
     description = average_models(models, weight or [1.0] * len(models), output)
-    for source in description[SOURCES_KEY]:
-        echo_line(f"{source['weight']:.3f} × {source['model']}")
+    for model, source in zip(models, description[SOURCES_KEY], strict=True):
+        echo_line(f"{source['weight']:.3f} × {model}")
     echo_line(f"{output}: written; evaluate it, because the average of unrelated models is useless")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,9 @@ def average_models(models: Sequence[Path], weights: Sequence[float], output: Pat
     description[CARDS_KEY] = united_cards(*(each.get(CARDS_KEY) for each in descriptions))
     description[TRAINED_ON_KEY] = training_data(*descriptions)
     description[SOURCES_KEY] = [
-        {"model": str(path), "weight": share} for path, share in zip(models, shares, strict=True)
+        # Absolute, as in a config: a relative path names another model from another folder.
+        {"model": os.path.abspath(path), "weight": share}
+        for path, share in zip(models, shares, strict=True)
     ]
     # One tensor after the other: the sums in float64 are never all in memory.
     average = {name: _average([state[name] for state in states], shares) for name in states[0]}

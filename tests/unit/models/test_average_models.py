@@ -1,6 +1,7 @@
 """Weighted averages of models."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -38,11 +39,12 @@ def test_parameters_and_statistics_are_averaged_by_their_weights(tmp_path):
         torch.testing.assert_close(value.double(), expected, rtol=1e-6, atol=1e-7)
 
 
-def test_the_description_is_that_of_the_first_model_without_what_was_measured_on_it(tmp_path):
+def test_the_description_is_that_of_the_first_model_without_what_was_measured_on_it(tmp_path, monkeypatch):
     first, second = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
     write(first, 0, thresholds=[{"fmr": 1e-3}], step=4, config={"seed": 3})
     write(second, 1)
-    average_models([first, second], [0.25, 0.75], tmp_path / "out.safetensors")
+    monkeypatch.chdir(tmp_path)
+    average_models([Path("a.safetensors"), second], [0.25, 0.75], tmp_path / "out.safetensors")
     metadata = opened(tmp_path / "out.safetensors").metadata
     assert metadata["config"] == {"seed": 3} and not metadata.keys() & {"thresholds", "step"}
     parts = [(part["model"], part["weight"]) for part in metadata["average_of"]]
