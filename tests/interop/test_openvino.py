@@ -72,22 +72,17 @@ def test_openvino_gives_the_embeddings_of_the_network_with_the_code_of_the_docs(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backbone", ["vit_t", pytest.param("vit_s_kprpe", marks=pytest.mark.long)])
-def test_a_vision_transformer_from_pixels_with_unit_embeddings(tmp_path, backbone):
+def test_a_vision_transformer_from_pixels_gives_unit_embeddings_and_states_its_input(tmp_path, backbone):
     write_model(tmp_path / "m.safetensors", backbone, _VIT)
     done = run(*_EXPORT, "--from-pixels", "--unit", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["difference"] < 1e-4
-
-
-def test_the_metadata_of_openvino_state_the_input(tmp_path):
-    write_model(tmp_path / "m.safetensors")
-    run(*_EXPORT, "--from-pixels", cwd=tmp_path)
     script = (
         "import openvino; model = openvino.Core().read_model('m.xml'); "
         "print(model.get_rt_info(['facetrain', 'preprocessing']).value)"
     )
     done = run("-c", script, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    written = json.loads(done.stdout)
-    assert written["channels"] == "RGB" and written["input"] == "uint8 NHWC" and written["mean"] == 0
+    stated = json.loads(done.stdout)
+    assert stated["channels"] == "RGB" and stated["input"] == "uint8 NHWC" and stated["mean"] == 0
