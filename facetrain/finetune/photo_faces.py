@@ -41,7 +41,7 @@ def needed_finder(
     image_size: int,
     say: Callable[[str], None],
 ) -> LandmarkFinder | None:
-    """Return what finds the landmarks of the photos; None for aligned faces, of which no landmarks are given.
+    """Return what finds the landmarks of the photos; None for aligned faces, and for a list that has them.
 
     Raises:
         UsageError: the images are photos, and there is no detector.
@@ -54,6 +54,8 @@ def needed_finder(
     finding, listed_N52 = check.finding(), photo_landmarks(source)
     if listed_N52 is not None and np.isinf(listed_N52).any():
         finding = "its images are not aligned (flag 0; aligned ones have 1), and it has no landmarks of them"
+    elif listed_N52 is not None and finder is None:
+        return None  # by the landmarks of the list, the faces are aligned when they are packed
     if finding is not None and finder is None:
         raise UsageError(f"{photos}: {finding}; align the faces by OpenCV's face detector: --detector yunet")
     if finding is None and isinstance(finder, YuNet):

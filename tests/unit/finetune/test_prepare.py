@@ -83,6 +83,20 @@ def test_given_landmarks_of_aligned_faces_are_used_and_a_detector_is_not(tmp_pat
     assert "aligned faces already, so the detector is not used" in said[0]
 
 
+def test_photos_of_a_list_with_landmarks_need_no_detector(tmp_path, monkeypatch):
+    request = request_in(tmp_path)
+    points = "\t".join(map(str, range(10)))
+    lines = [
+        f"0\t{path}\t{path.parent.name}\t0\t0\t9\t9\t{points}\n" for path in request.photos.glob("*/*.jpg")
+    ]
+    (tmp_path / "photos.lst").write_text("".join(lines))
+    monkeypatch.setattr("facetrain.finetune.photo_faces.PhotoCheck.finding", lambda _: "photos")
+    listed = replace(request, photos=tmp_path / "photos.lst")
+    assert needed_finder(listed, open_dataset(listed.photos), None, 32, interrupt) is None
+    with pytest.raises(UsageError, match="--detector yunet"):
+        needed_finder(request, open_dataset(request.photos), None, 32, interrupt)
+
+
 def test_a_list_that_calls_its_images_photos_needs_a_detector_although_they_look_aligned(tmp_path):
     request, detector = request_in(tmp_path), Mock(spec=YuNet)
     lines = [
