@@ -49,7 +49,7 @@ coverage: $(READY)  ## print the coverage of the fast tests, which slows them do
 	$(BIN)/coverage report --format=total
 
 unit: $(READY)  ## run the fast unit tests only
-	$(BIN)/pytest tests/unit -m "not slow"
+	$(BIN)/pytest tests/unit -m "not slow and not long"
 
 ranks: $(READY)  ## run the tests with several gloo processes
 	$(BIN)/pytest tests/ranks
