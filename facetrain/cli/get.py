@@ -14,7 +14,7 @@ import typer
 from facetrain.cli.options import Json, download
 from facetrain.cli.outputs import echo_line
 from facetrain.errors import UsageError
-from facetrain.files import new_folder, os_errors_as, replacing, require_absent
+from facetrain.files import make_folder, new_folder, os_errors_as, replacing, require_absent
 from facetrain.text import count_text
 
 
@@ -57,6 +57,7 @@ def get(
                 with new_folder(output) as scratch:
                     shutil.copytree(path, scratch, dirs_exist_ok=True)
             else:
+                make_folder(output.parent)
                 with replacing(output) as scratch:
                     shutil.copyfile(path, scratch)
         path = output

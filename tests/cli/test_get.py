@@ -55,15 +55,15 @@ def test_a_model_of_the_hub_is_its_model_file_at_a_commit(hub, run, tmp_path):
         "a.py": b"evil()",
     }
     hub.cards["models/org/face"] = {"license": "mit"}
-    code, output, error = run("get", "hf://org/face", "--json", "--output", tmp_path / "mine.safetensors")
+    code, output, error = run("get", "hf://org/face", "--json", "--output", tmp_path / "new/mine.safetensors")
     assert code == 0, error
     assert "terms: mit, see the page of org/face" in error
     commit = hub.commit("models/org/face")
     assert json.loads(output) == {
-        "path": str(tmp_path / "mine.safetensors"),
+        "path": str(tmp_path / "new/mine.safetensors"),
         "address": f"hf://org/face@{commit}",
     }
-    assert (tmp_path / "mine.safetensors").read_bytes() == weights
+    assert (tmp_path / "new/mine.safetensors").read_bytes() == weights
     hub.requests.clear()
     code, output, error = run("get", f"hf://org/face@{commit}")
     assert (code, error) == (0, "") and output.endswith("/model.safetensors\n")
