@@ -383,6 +383,10 @@ def _read(
             f"images: a {type(images).__name__} cannot be embedded; give a file, a folder, a Dataset, RGB pixels as "
             "uint8 (N, height, width, 3), or a list of files and pixels"
         )
+    if hasattr(
+        images, "to_list"
+    ):  # a column of pandas, whose [] takes the labels of its rows and not their places
+        images = images.to_list()
     # A single image of a wrong shape too, for the message.
     listed: Any = [images] if isinstance(images, np.ndarray) and images.ndim <= 3 else images
     given = LazySequence(

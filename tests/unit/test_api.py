@@ -65,6 +65,22 @@ def test_the_items_of_a_dataset_have_types():
     assert [each["return"] for each in hints] == [item, list[item]]
 
 
+class Column:
+    """A column of a table, as of pandas, whose rows are in another order than their labels."""
+
+    def __init__(self, values):
+        self._of_label = dict(zip(reversed(range(len(values))), values, strict=True))
+
+    def __len__(self):
+        return len(self._of_label)
+
+    def __getitem__(self, label):
+        return self._of_label[label]
+
+    def to_list(self):
+        return list(self._of_label.values())
+
+
 def test_files_arrays_lists_and_datasets_give_the_same_embeddings(folder, model):
     dataset = facetrain.Dataset(folder / "faces")
     images = [image for image, _ in dataset]
@@ -73,7 +89,7 @@ def test_files_arrays_lists_and_datasets_give_the_same_embeddings(folder, model)
     assert model.embedding_size == 16 and model.image_size == 32
     for given in (
         dataset, images, np.stack(images), files, [files[0], *images[1:]], folder / "images",
-        [*images[:-1], memoryview(images[-1])],
+        [*images[:-1], memoryview(images[-1])], Column(files),
     ):  # fmt: skip
         found = model.embed(given, batch_size=2)
         assert found.dtype == np.float32 and found.shape == (5, 16)
