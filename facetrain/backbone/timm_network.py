@@ -38,7 +38,7 @@ class TimmNetwork(Backbone):
     """A network of timm, whose classifier is the linear layer of the embedding.
 
     The network gets the pixels in the normalization of timm's weights for it, so these compute what they compute in
-    timm. Stochastic depth is off, because timm draws it by the batch.
+    timm. Dropout and stochastic depth of timm are off, because timm draws them by the batch.
 
     Args:
         name: name in timm, such as convnext_nano, with or without the tag of its weights.
@@ -52,6 +52,7 @@ class TimmNetwork(Backbone):
     def __init__(self, name: str, *, own: dict[str, Any] | None = None, **options: Any) -> None:
         super().__init__(**options)
         self.network = _create(name, own or {}, self.embedding_size, self.image_size)
+        _switch_off_draws(self.network)
         config: dict[str, Any] = self.network.pretrained_cfg
         self.statistics = ChannelStatistics(tuple(config["mean"]), tuple(config["std"]))
         """Normalization of the pixels in timm."""
@@ -69,7 +70,12 @@ class TimmNetwork(Backbone):
                     f"model.checkpoint_activations: timm/{name} has batch norms, whose statistics a second forward "
                     "pass would change; set it to false"
                 )
-            self.network.set_grad_checkpointing(True)
+            try:
+                self.network.set_grad_checkpointing(True)
+            except AssertionError as error:  # timm's answer of a network that has none
+                raise ModelError(
+                    f"model.checkpoint_activations: timm/{name}: {error}; set it to false"
+                ) from error
 
     def trunk(self, image_BCHW: Tensor, *, key_B: Tensor | None = None) -> Tensor:
         """Map normalized images (B, 3, H, W) to features (B, F)."""
@@ -153,6 +159,15 @@ def _create(name: str, own: dict[str, Any], embedding_size: int, image_size: int
     except Exception as error:  # of an option or an unknown tag of weights: they have no common type
         advice = "; see model.options" if own else ""
         raise ModelError(f"model.backbone: timm/{name}: {error_reason(error)}{advice}") from error
+
+
+def _switch_off_draws(network: nn.Module) -> None:
+    """Set the rates of dropout and stochastic depth to 0: some of timm's constructors have others by default."""
+    for module in network.modules():
+        if isinstance(module, nn.Dropout | nn.Dropout2d):
+            module.p = 0.0
+        for rate in {"drop_prob", "drop_rate"} & vars(module).keys():
+            setattr(module, rate, 0.0)
 
 
 def _module_of(network: nn.Module) -> Any:

@@ -68,6 +68,22 @@ def test_what_timm_would_load_from_elsewhere_is_refused(name, own, words):
         build_on_meta(name, own=own)
 
 
+@pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "rexnet_100", "ghostnet_050"])
+def test_nothing_is_dropped_at_random(name):
+    network = build_on_meta(f"timm/{name}", embedding_size=8, image_size=224)
+    rates = [
+        getattr(module, rate, 0) for module in network.modules() for rate in ("p", "drop_prob", "drop_rate")
+    ]
+    assert not any(rate for rate in rates if isinstance(rate, float))
+
+
+def test_recomputation_is_refused_by_a_network_that_has_none():
+    with pytest.raises(
+        ModelError, match=r"checkpoint_activations: timm/twins_svt_small: .*; set it to false"
+    ):
+        build_on_meta("timm/twins_svt_small", embedding_size=8, image_size=64, checkpoint_activations=True)
+
+
 def test_recomputation_is_refused_where_it_would_change_statistics():
     build_backbone("timm/convnext_atto", image_size=32, checkpoint_activations=True)
     with pytest.raises(ModelError, match="checkpoint_activations"):
