@@ -138,11 +138,11 @@ def _memory_savers(config: Config, num_classes: int, gpus: int, needed: Forecast
     micro-batches keep the gradient of the centers in float32.
     """
     from facetrain.config.loading import with_values
-    from facetrain.errors import ConfigError
+    from facetrain.errors import ConfigError, ModelError
     from facetrain.plan.forecast import forecast
 
     def saves(values: dict[str, Any], on_gpus: int = gpus, batch: int | None = None) -> bool:
-        with suppress(ConfigError):  # the run cannot have these values
+        with suppress(ConfigError, ModelError):  # the run, or its network, cannot have these values
             changed = with_values(config, values, "memory savers")
             return forecast(changed, num_classes, on_gpus, batch=batch).total < needed.total
         return False

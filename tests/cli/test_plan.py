@@ -92,6 +92,14 @@ def test_only_what_makes_the_forecast_of_this_run_smaller_is_advised(sections, s
     assert _memory_savers(config, 100_001, 1, needed) == [*saves, "twice as many GPUs"]
 
 
+def test_a_saver_that_the_network_cannot_have_is_left_out():
+    pytest.importorskip("timm", reason="timm is not installed")
+    # With batch norms, it has no model.checkpoint_activations.
+    config = small_config(model={"backbone": "timm/resnet10t"})
+    savers = _memory_savers(config, 100, 1, forecast(config, 100, 1))
+    assert "head.placement: host" in savers and "model.checkpoint_activations: true" not in savers
+
+
 @pytest.mark.parametrize(
     ("global_batch", "micro_batches", "fewest"),
     [(96, 1, 48), (128, 1, 64), (None, 1, 64), (32, 1, None), (64, 1, None), (5040, 1, 35), (5040, 16, 35)],
