@@ -29,8 +29,8 @@ from facetrain.errors import ConfigError, ModelError
 
 _PROJECTIONS = ("q", "k", "v")
 """Order of the projections in the rows of the weight of an attention's `qkv`."""
-_TENSOR_OF_UPDATE = re.compile(rf"{re.escape(PARAMETRIZED)}weight\.0\.(parts\.\w+\.)?(up|down|scale|core)$")
-"""End of the name of a tensor of an adapter."""
+_TENSOR_OF_UPDATE = re.compile(rf"{re.escape(PARAMETRIZED)}weight\.0\.(parts\.\w+\.)?(up|down)$")
+"""End of the name of a tensor that only an adapter has: another parametrization may have a `scale`, too."""
 
 
 class LowRankUpdate(nn.Module):
@@ -109,14 +109,13 @@ def add_adapters(network: nn.Module, lora: LoraSettings, *, new_layers: tuple[st
                 f"model.lora.targets: no convolution or linear layer has a name that starts with {target!r}; names "
                 f"start with one of: {names}"
             )
+    if lora.targets:
+        layers = {name: layer for name, layer in layers.items() if name.startswith(lora.targets)}
     if lora.projections:
         layers = {name: layer for name, layer in layers.items() if name.endswith(".qkv")}
-        if not layers:
-            raise ConfigError("model.lora.projections: only a ViT has queries, keys and values; use targets")
+        _require_projections(network, layers, lora)
     scale = 1.0 if lora.alpha is None else lora.alpha / lora.rank
     for name, layer in layers.items():
-        if lora.targets and not name.startswith(lora.targets):
-            continue
         if not f"{name}.".startswith(new_layers):
             # The merged weights would have names that the network does not have. The second condition is that of
             # torch's older functions, which keep the parameters in the layer itself.
@@ -132,6 +131,24 @@ def add_adapters(network: nn.Module, lora: LoraSettings, *, new_layers: tuple[st
             )
             # unsafe: no trial computation, which autocast refuses on the meta device.
             parametrize.register_parametrization(layer, "weight", update, unsafe=True)
+
+
+def _require_projections(network: nn.Module, layers: Collection[str], lora: LoraSettings) -> None:
+    """Refuse layers, given by their names, of which `model.lora.projections` cannot choose rows."""
+    if not layers:
+        where = (
+            "no layer of model.lora.targets is one" if lora.targets else "this network has none; use targets"
+        )
+        raise ConfigError(
+            f"model.lora.projections: they are of layers named qkv, in the attentions of a ViT, and {where}"
+        )
+    for name in layers:
+        attention = network.get_submodule(name.rpartition(".")[0])
+        # Their rows are those of one head after the other, and not all queries, keys and values in turn.
+        if getattr(attention, "head_first", False) or type(attention).__module__ == "timm.models.tiny_vit":
+            raise ConfigError(
+                f"model.lora.projections: {name} has its rows by head; leave the key out, which adapts whole layers"
+            )
 
 
 def merge_adapters(state: dict[str, Tensor], origin: str) -> dict[str, Tensor]:

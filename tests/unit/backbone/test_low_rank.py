@@ -160,6 +160,24 @@ def test_a_network_without_attentions_has_no_projections():
         add_adapters(NETWORKS["iresnet"](), LoraSettings(rank=2, projections=("q",)))
 
 
+class Attention(nn.Module):
+    head_first = True
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(4, 12)
+
+
+@pytest.mark.parametrize(
+    ("targets", "words"),
+    [(("1",), "no layer of model.lora.targets is one"), ((), r"0\.qkv has its rows by head")],
+)
+def test_projections_that_no_layer_has_or_that_are_not_thirds_of_its_rows_are_refused(targets, words):
+    network = nn.Sequential(Attention(), nn.Linear(4, 4))
+    with pytest.raises(ConfigError, match=rf"model\.lora\.projections: .*{words}"):
+        add_adapters(network, LoraSettings(rank=2, projections=("q",), targets=targets))
+
+
 def test_autocast_does_not_round_the_update():
     network = with_random_adapters(NETWORKS["iresnet"]())
     plain = network.fc.weight
@@ -276,12 +294,22 @@ def test_adapters_need_a_model_and_freeze_all_of_it(tmp_path, keys, message):
         load_config(tmp_path / "a.yaml")
 
 
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, weight):
+        return self.scale * weight
+
+
 def test_other_parametrizations_of_a_network_stay_as_they_are():
     layers = [nn.Linear(4, 4) for _ in range(3)]
     network = nn.Sequential(
         nn.utils.parametrizations.weight_norm(layers[0]),
         nn.utils.parametrizations.spectral_norm(layers[1]),
         layers[2],
+        nn.utils.parametrize.register_parametrization(nn.Linear(4, 4), "weight", Scaled()),
     )
     state = network.state_dict()
     merged = merge_adapters(state, "x")
