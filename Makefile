@@ -3,8 +3,10 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-READY  := $(VENV)/ready
 TORCH_VERSION ?=
+LOWEST ?=
+# Named after what is installed: another torch, or the lowest versions, are installed anew.
+READY  := $(VENV)/ready$(TORCH_VERSION:%=-torch-%)$(LOWEST:%=-lowest)
 # Most tests use one thread, and many wait for processes or for a time limit: three workers keep two cores busy.
 WORKERS ?= 3
 # More options for pytest.
@@ -28,6 +30,7 @@ help:  ## list the targets
 setup: $(READY)  ## install all pinned packages into .venv
 
 $(READY): requirements.lock pyproject.toml
+	@rm -f $(VENV)/ready*
 	PYTHON=$(PYTHON) VENV=$(VENV) TORCH_VERSION=$(TORCH_VERSION) LOWEST=$(LOWEST) ./scripts/setup
 	@touch $@
 
@@ -61,7 +64,8 @@ golden: $(READY)  ## compare with numbers that other programs computed
 	$(BIN)/pytest tests/golden
 
 fuzz: $(READY)  ## mutate files for SECONDS (60) per reader; keep those with a new outcome in build/fuzz
-	@for target in $$($(BIN)/python -c "from tests.fuzz.targets import TARGETS; print(*TARGETS)"); do \
+	@targets=$$($(BIN)/python -c "from tests.fuzz.targets import TARGETS; print(*TARGETS)") && \
+	for target in $$targets; do \
 		$(BIN)/python -m tests.fuzz.run $$target --seconds $(SECONDS) || exit 1; done
 
 peers: $(READY)  ## install MXNet 1.9.1 and other programs into build/interop*; without them tests/interop is skipped
