@@ -123,7 +123,11 @@ def _find_swapped_channels(check: str, sample: ImageSample) -> Iterator[CheckRes
     if share > 0.5 and np.median(redness) < 2 * _BLUE:
         certainty = "likely" if share > 0.8 else "possible"
         yield warning(check, f"{share:.0%} of the color images have more blue than red", advice, certainty)
-    elif _at_least(int(is_blue.sum()), len(redness)) > _MANY_BLUE and np.median(redness[~is_blue]) > _SKIN:
+    elif (
+        not is_blue.all()
+        and _at_least(int(is_blue.sum()), len(redness)) > _MANY_BLUE
+        and np.median(redness[~is_blue]) > _SKIN
+    ):
         certainty, place = _certainty_of_part(sample, is_blue)
         message = f"{share:.0%} of the color images have more blue than red{place}, unlike the others"
         yield warning(check, message, advice, certainty)

@@ -87,6 +87,11 @@ def test_drawn_faces_without_an_error_give_no_warning(drawn_sample):
     assert [result.status for result in results] == ["ok", "ok"], results
 
 
+def test_images_that_are_all_a_little_blue_are_no_error(drawn_sample):
+    sample = replace(drawn_sample, redness_N=np.full(100, -6.0))
+    assert [result.status for result in check_images("x", sample)] == ["ok"]
+
+
 def test_swapped_colors_of_a_part_are_found_beside_a_part_without_color(drawn_sample):
     number = np.arange(100)
     redness = np.where(number >= 70, -6.0, 40.0)
