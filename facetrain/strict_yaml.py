@@ -82,6 +82,12 @@ class _Dumper(yaml.SafeDumper):
     """SafeDumper that quotes texts that the loader would read as numbers."""
 
 
+def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    # Between single quotes, PyYAML writes U+0085 as it is, and reads it as the end of a line.
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if "\x85" in text else None)
+
+
+_Dumper.add_representer(str, _represent_text)
 for _side in (_Loader, _Dumper):
     _side.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789"))
 

@@ -13,7 +13,7 @@ from facetrain.config.loading import (
     plain_config,
 )
 from facetrain.errors import ConfigError
-from facetrain.strict_yaml import parse_yaml
+from facetrain.strict_yaml import dump_in_line, dump_yaml, parse_yaml
 
 
 def write(tmp_path, text, name="run.yaml"):
@@ -342,6 +342,12 @@ def test_the_values_of_a_config_stay_as_they_are():
 
 def test_numbers_in_scientific_notation_are_numbers():
     assert parse_yaml("[5e-4, 1E6, -2e+3, 0.1]") == [5e-4, 1e6, -2e3, 0.1]
+
+
+@pytest.mark.parametrize("text", ["a\x85b", "a\x85 'b'", "a b", "1e6", "", "\u2028", "\n"])
+def test_a_text_is_read_as_it_was_written(text):
+    assert parse_yaml(dump_yaml({"key": text})) == {"key": text}
+    assert parse_yaml(dump_in_line(text)) == text
 
 
 @pytest.mark.parametrize("name", ["run", "1e-3", "2e5", "12", "0x1f", "012", "null", "on", "1_0"])
