@@ -94,10 +94,10 @@ class ForeignCheckpointError(CheckpointError):
 class DivergedError(RunError):
     """Loss or gradients that were not finite for too many steps in a row."""
 
-    def __init__(self, message: str, report: dict[str, object] | None = None) -> None:
+    def __init__(self, message: str, report: dict[str, object]) -> None:
         """Take the message, and the data that is needed to reproduce the last of these steps."""
         super().__init__(message)
-        self.report = report or {}
+        self.report = report
 
 
 class SkippedError(RunError):
