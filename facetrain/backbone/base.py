@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -84,3 +85,19 @@ class Backbone(nn.Module):
     def forward(self, image_BCHW: Tensor) -> Tensor:
         """Map normalized images (B, 3, H, W) to embeddings (B, D)."""
         return self.neck(self.trunk(image_BCHW))
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Switch a network to evaluation mode, and restore the mode of every module at the end.
+
+    `model.train()` at the end would be wrong: modules that the caller keeps in evaluation mode, such as
+    frozen batch norms, would change theirs.
+    """
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from facetrain.backbone.base import Backbone
+from facetrain.backbone.base import Backbone, evaluation_mode
 from facetrain.errors import ConfigError
 from facetrain.own_parts import describe_result, line_of, name_of
 
@@ -95,6 +95,8 @@ def build_own(part: Callable[..., Any], own: dict[str, Any], **options: Any) -> 
         raise ConfigError(f"model.backbone: {name_of(part)}: {error}; see model.options") from error
     if not isinstance(network, nn.Module):
         raise ConfigError(f"model.backbone: {name_of(part)} builds {type(network).__name__}, no torch module")
+    if isinstance(network, Backbone) and not is_backbone:
+        _require_all_known(network, name_of(part), options)
     backbone = network if isinstance(network, Backbone) else OwnNetwork(network, **options)
     _initialize_lazy_layers(backbone)
     if extra := [name for name, value in backbone.state_dict().items() if not isinstance(value, Tensor)]:
@@ -105,6 +107,25 @@ def build_own(part: Callable[..., Any], own: dict[str, Any], **options: Any) -> 
     return backbone
 
 
+def _require_all_known(network: Backbone, function: str, options: dict[str, Any]) -> None:
+    """Refuse what a function, which gets the sizes alone, does not give the backbone that it returns, or does not say.
+
+    Raises:
+        ConfigError: an option is set, or the backbone takes landmarks.
+    """
+    for key in ("dropout", "checkpoint_activations"):
+        if options.get(key):
+            raise ConfigError(
+                f"model.{key}: {function} is a function and does not get it; name the class of the network, or give it "
+                "by model.options"
+            )
+    if network.takes_landmarks:
+        raise ConfigError(
+            f"model.backbone: {function} is a function, and only a class says that its network takes landmarks; name "
+            "the class"
+        )
+
+
 def _initialize_lazy_layers(backbone: Backbone) -> None:
     """Give layers that take their sizes from the first input, such as `nn.LazyLinear`, their weights.
 
@@ -112,11 +133,9 @@ def _initialize_lazy_layers(backbone: Backbone) -> None:
     """
     if not _lazy_tensors(backbone):
         return
-    training = backbone.training
     # In evaluation mode: batch norm needs no second image, and no statistics change.
-    with torch.no_grad():
-        backbone.eval()(torch.zeros(1, 3, backbone.image_size, backbone.image_size))
-    backbone.train(training)
+    with evaluation_mode(backbone), torch.no_grad():
+        backbone(torch.zeros(1, 3, backbone.image_size, backbone.image_size))
     if left := _lazy_tensors(backbone):
         raise ConfigError(
             f"model.backbone: {left[0].removeprefix('network.')} is a lazy layer that a forward pass does not reach; "

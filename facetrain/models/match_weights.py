@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from facetrain.backbone.base import Backbone
+from facetrain.backbone.base import Backbone, evaluation_mode
 from facetrain.errors import ModelError
 from facetrain.models.backbone_layers import backbone_layers
 from facetrain.models.layer_graph import IMAGE, Layer, LayerGraph
@@ -218,11 +218,9 @@ def calibrate_norms(backbone: Backbone, names: Iterable[str], image_BCHW: Tensor
 
     # Hooks before the forward call: each norm is calibrated before its output reaches the next one.
     hooks = [backbone.get_submodule(name).register_forward_pre_hook(calibrate) for name in names]
-    was_training = backbone.training
     try:
-        with torch.no_grad():
-            backbone.eval()(image_BCHW)
+        with evaluation_mode(backbone), torch.no_grad():
+            backbone(image_BCHW)
     finally:
-        backbone.train(was_training)
         for hook in hooks:
             hook.remove()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from facetrain.backbone.base import evaluation_mode
 from facetrain.backbone.own_network import OwnNetwork
 from facetrain.checkpoint.commit import CHECKPOINTS, complete_steps
 from facetrain.config.schema import Config
@@ -32,7 +33,6 @@ from facetrain.run.request import CHOSEN_KEYS
 from facetrain.run.suited_settings import HIGHEST_LR, RunFacts, gather_facts, suited_rate, unsuited_settings
 from facetrain.text import count_text
 from facetrain.training.state import TrainState
-from facetrain.verify.verifier import evaluation_mode
 
 _MOST_OF_MUON = 100
 """Factor on the default rate of Muon that cannot be meant."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from facetrain.backbone.base import evaluation_mode
 from facetrain.device.capability import float32_name
 from facetrain.distributed.agreement import fail_together
 from facetrain.distributed.world import join
@@ -30,7 +31,6 @@ from facetrain.verify.sets.open_sets import AnySet, open_sets
 from facetrain.verify.sets.pair_set import PairSet
 from facetrain.verify.sets.slice_table import NO_SLICES, SliceTable, read_slice_table
 from facetrain.verify.training_images import warn_of_training_images
-from facetrain.verify.verifier import evaluation_mode
 
 _TIMEOUT_S = 24 * 3600.0
 """Longest time in which a rank waits for another one: the others wait while the leader computes the metrics, which can

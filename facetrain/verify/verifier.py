@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 from torch import Tensor, nn
 
+from facetrain.backbone.base import evaluation_mode
 from facetrain.distributed import collectives
 from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.models.inference_network import inference_network
@@ -75,19 +75,3 @@ class Verifier:
                 "verification", {"accuracy": 0.0, "accuracy_std": 0.0, "pairs": float(len(pairs.same))}
             )
         return verification_result(plain, mirrored, pairs, draws=Draws(0))
-
-
-@contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Switch a network to evaluation mode, and restore the mode of every module at the end.
-
-    `model.train()` at the end would be wrong: modules that the caller keeps in evaluation mode, such as
-    frozen batch norms, would change theirs.
-    """
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode

@@ -139,6 +139,7 @@ class Lazy(nn.Module):
     def __init__(self, embedding_size, image_size, extra=False):
         super().__init__()
         self.norm, self.fc = nn.LazyBatchNorm2d(), nn.LazyLinear(embedding_size)
+        self.frozen = nn.BatchNorm2d(3).eval()
         if extra:
             self.unused = nn.LazyLinear(2)
 
@@ -157,10 +158,32 @@ def test_lazy_layers_of_ones_own_get_weights_that_the_seed_decides():
     assert all(torch.equal(value, second[name]) for name, value in first.items())
     # As a new batch norm: the image of zeros has changed no statistics.
     assert first["network.norm.running_var"].tolist() == [1, 1, 1] and networks[0].training
+    assert not networks[0].network.frozen.training, "the network keeps what its code has frozen"
     with torch.device("meta"):
         assert build_own(Lazy, {}, embedding_size=8, image_size=16).network.fc.weight.shape == (8, 768)
     with pytest.raises(ConfigError, match=r"unused\.weight is a lazy layer"):
         build_own(Lazy, {"extra": True}, embedding_size=8, image_size=16)
+
+
+def backbone_of_a_function(embedding_size, image_size, takes_landmarks=False):
+    network = build_backbone("iresnet", image_size=image_size, **SMALL | {"embedding_size": embedding_size})
+    network.takes_landmarks = takes_landmarks
+    return network
+
+
+@pytest.mark.parametrize(
+    ("own", "options", "key"),
+    [
+        ({}, {"dropout": 0.4}, "dropout"),
+        ({}, {"checkpoint_activations": True}, "checkpoint_activations"),
+        ({"takes_landmarks": True}, {}, "backbone"),
+    ],
+)
+def test_a_backbone_of_a_function_gets_no_option_that_has_no_effect(own, options, key):
+    sizes = {"embedding_size": 8, "image_size": 64}
+    assert build_own(backbone_of_a_function, {}, **sizes, dropout=0.0).embedding_size == 8
+    with pytest.raises(ConfigError, match=rf"^model\.{key}: .*backbone_of_a_function is a function"):
+        build_own(backbone_of_a_function, own, **sizes, **options)
 
 
 @pytest.mark.parametrize(
