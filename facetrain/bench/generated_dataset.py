@@ -16,7 +16,7 @@ from facetrain.data.formats.recordio import RecordHeader, RecordWriter
 from facetrain.data.images.decode import encode_jpeg
 from facetrain.data.open_dataset import open_dataset
 
-_NUM_IMAGES = 4096
+NUM_IMAGES = 4096
 _IMAGES_PER_IDENTITY = 8
 # A smooth image with noise of this strength, saved at this quality, has about 8 kB at 112 × 112 pixels. An
 # aligned face saved at quality 95, as in MS1MV3, has the same size, so it takes as long to read and to decode.
@@ -25,22 +25,24 @@ _JPEG_QUALITY = 93
 
 
 @contextmanager
-def open_or_generate(folder: Path | None, *, image_size: int = 112) -> Iterator[FaceDataset]:
-    """Open the dataset in `folder`, or a temporary one of 4,096 generated images of 512 identities."""
+def open_or_generate(
+    folder: Path | None, *, image_size: int = 112, num_images: int = NUM_IMAGES
+) -> Iterator[FaceDataset]:
+    """Open the dataset in `folder`, or a temporary one of generated images, eight of each identity."""
     if folder is not None:
         yield open_dataset(folder)
         return
     with tempfile.TemporaryDirectory() as scratch:
-        write_noise(Path(scratch), image_size)
+        write_noise(Path(scratch), image_size, num_images)
         yield open_dataset(Path(scratch))
 
 
-def write_noise(folder: Path, image_size: int) -> None:
-    """Write 4,096 generated images of 512 identities."""
+def write_noise(folder: Path, image_size: int, num_images: int = NUM_IMAGES) -> None:
+    """Write generated images, eight of each identity."""
     folder.mkdir(exist_ok=True)
     random = np.random.default_rng(0)
     with RecordWriter(folder / TRAINING_SET) as writer:
-        for key in range(_NUM_IMAGES):
+        for key in range(num_images):
             coarse = random.integers(0, 256, (14, 14, 3), dtype=np.uint8)
             smooth = cv2.resize(coarse, (image_size, image_size))
             noisy = np.clip(smooth + random.normal(0, _NOISE_STD, smooth.shape), 0, 255).astype(np.uint8)

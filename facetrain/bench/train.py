@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from facetrain.bench.generated_dataset import open_or_generate
+from facetrain.bench.generated_dataset import NUM_IMAGES, open_or_generate
 from facetrain.bench.machine_peak import MachinePeak, measure_peak, synchronize
 from facetrain.bench.workloads import RunWorkload, Turns, in_turn
 from facetrain.config.loading import with_values
@@ -46,6 +46,8 @@ from facetrain.training.step import TrainStep
 
 _WARM_UP_STEPS = 3
 _ENDLESS = 1 << 40
+_CALIBRATING_IMAGES = 128
+"""Images for the batch norms of a start from another program's graph. Nothing else of a plan reads any."""
 _LR = 1e-6
 """Small enough that noise with random labels cannot make the loss diverge."""
 
@@ -151,7 +153,7 @@ def measure_steps(
     with (
         joined(benched) as world,
         tempfile.TemporaryDirectory() as scratch,
-        _open_images(benched, None) as source,
+        _open_images(benched, None, _CALIBRATING_IMAGES) as source,
     ):
         run = build_run(benched, world, num_classes, Path(scratch), source)
         planned = schedule_steps(config, num_images or _ENDLESS, world.size).stages
@@ -191,12 +193,12 @@ def _benched(config: Config) -> Config:
 
 
 @contextmanager
-def _open_images(config: Config, folder: Path | None) -> Iterator[FaceDataset]:
+def _open_images(config: Config, folder: Path | None, num_images: int = NUM_IMAGES) -> Iterator[FaceDataset]:
     """Open the dataset in a folder, or generated images; for a cache of embeddings, the dataset of the config."""
     if folder is None and config.distill is not None and config.distill.cache is not None:
         yield open_training_data(config.data)
         return
-    with open_or_generate(folder, image_size=config.data.image_size) as source:
+    with open_or_generate(folder, image_size=config.data.image_size, num_images=num_images) as source:
         yield source
 
 
