@@ -3,4 +3,4 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache_folder():
-    """The folder of the user: on a GPU, the self-test and the code of kernels would take minutes in each session."""
+    """The folder of the user: the self-test and the code of kernels would take minutes again for each test."""
