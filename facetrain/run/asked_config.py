@@ -127,7 +127,8 @@ def open_mirror(config: Config, folder: Path) -> Mirror | None:
     if not url:
         return None
     require_temporary_folder()
-    return Mirror(f"{url}/{folder.absolute().name}")
+    # Resolved: `..` and a link are other words for the same run.
+    return Mirror(f"{url}/{folder.resolve().name}")
 
 
 def _is_behind(folder: Path, mirror: Mirror) -> bool:

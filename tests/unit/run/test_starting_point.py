@@ -3,14 +3,16 @@
 import os
 import shutil
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.mirror import Mirror
+from facetrain.config.loading import build_config
 from facetrain.errors import DamagedCheckpointError, NoCheckpointError, UsageError
-from facetrain.run.asked_config import recorded_config
+from facetrain.run.asked_config import open_mirror, recorded_config
 from facetrain.run.folder.accepted import Accepted
 from facetrain.run.folder.environment import recorded_environment, stored_environment
 from facetrain.run.folder.hosts import Hosts
@@ -170,3 +172,13 @@ def test_the_mirror_of_another_run_is_refused_before_anything_is_read_from_it(tm
     with pytest.raises(UsageError, match="another run"):
         is_behind(tmp_path, Mirror(URL))
     assert [path.name for path in tmp_path.iterdir()] == ["run_id.txt"]
+
+
+def test_the_mirror_of_a_run_does_not_depend_on_the_words_for_its_folder(tmp_path, monkeypatch):
+    (tmp_path / "one" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "newest").symlink_to("one")
+    config = build_config({"checkpoint": {"mirror": URL.rpartition("/")[0]}, "data": {"train": "x"}}, "x")
+    for place, folder in ((".", "one"), (".", "newest"), ("one", "."), ("one/checkpoints", "..")):
+        monkeypatch.chdir(tmp_path / place)
+        mirror = open_mirror(config, Path(folder))
+        assert mirror is not None and mirror.url == URL
