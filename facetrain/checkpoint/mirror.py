@@ -134,14 +134,19 @@ class Mirror:
             UsageError: another run has checkpoints there.
         """
         self.check_run(run_id)
-        self._store.write(_CLAIM, f"{run_id} {self._process}\n")
+        self._write_claim(run_id)
 
     def require_claim(self, run_id: str) -> None:
         """Check that no other process has claimed the mirror since.
 
+        A claim that is gone is written again: it is the only object that a run does not renew, and a store that removes
+        old objects removes it first.
+
         Raises:
             CheckpointError: another run has, or another process of this run.
         """
+        if not self._store.find(_CLAIM):
+            self._write_claim(run_id)
         other, _, process = self._store.read(_CLAIM).partition(" ")
         if (other, process) == (run_id, self._process):
             return
@@ -154,6 +159,9 @@ class Mirror:
             f"{public(self.url)}: another process has continued this run (id {run_id}) since, on another host or in "
             "a copy of the folder, and its checkpoints count there; end one of the two"
         )
+
+    def _write_claim(self, run_id: str) -> None:
+        self._store.write(_CLAIM, f"{run_id} {self._process}\n")
 
     def upload(self, folder: Path, step: int, files: Iterable[FileEntry]) -> None:
         """Upload files of a checkpoint from its folder, except those that are there already."""

@@ -452,6 +452,19 @@ def test_a_mirror_of_an_earlier_version_whose_claim_is_the_id_of_the_run_is_cont
     assert upload(tmp_path, save(tmp_path, 4)) == "" and Mirror(URL).steps() == [2, 4]
 
 
+def test_a_run_goes_on_uploading_where_the_store_has_removed_its_claim(tmp_path):
+    uploads = uploads_of(tmp_path)
+    uploads.add(save(tmp_path, 2))
+    assert uploads.finish() == ""
+    filesystem, root = open_filesystem(URL)
+    filesystem.rm_file(f"{root}/claim")
+    uploads.add(save(tmp_path, 4))
+    assert uploads.finish() == "" and Mirror(URL).steps() == [2, 4]
+    Mirror(URL, process="b").claim(RUN_ID)  # the claim of another process still ends the uploads
+    uploads.add(save(tmp_path, 6))
+    assert "another process has continued this run" in uploads.finish()
+
+
 @pytest.mark.slow
 def test_steps_that_are_saved_again_free_their_place_and_keep_what_was_left(tmp_path):
     upload(tmp_path, save(tmp_path, 2), save(tmp_path, 4))
