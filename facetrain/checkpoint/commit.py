@@ -157,7 +157,7 @@ def remove_surplus(
     With a metric, one whose manifest cannot be read stays too.
 
     Raises:
-        OSError: a checkpoint cannot be renamed.
+        OSError: a checkpoint cannot be renamed; the others are removed.
     """
     steps = complete_steps(folder)
     # By the number of the step and not by time: clocks of hosts differ, and copied folders have new times.
@@ -166,9 +166,15 @@ def remove_surplus(
         manifests = _manifests(folder, steps)
         # A file server that fails once must not cost the best one.
         kept |= {best_step(manifests, best_metric), *(set(steps) - manifests.keys())}
+    failure: OSError | None = None
     for step in steps:
         if step not in kept:
-            _remove_checkpoint(step_folder(folder, step))
+            try:
+                _remove_checkpoint(step_folder(folder, step))
+            except OSError as error:
+                failure = failure or error
+    if failure:
+        raise failure
 
 
 def best_step(manifests: Mapping[int, Manifest], metric: str) -> int | None:

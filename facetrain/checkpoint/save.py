@@ -12,7 +12,6 @@ import shutil
 import socket
 import threading
 from collections.abc import Callable, Set
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -93,6 +92,7 @@ class CheckpointWriter:
         self._state = _SaveState.IDLE
         self._thread: threading.Thread | None = None
         self._removal: threading.Thread | None = None
+        self._has_warned_of_removal = False
         self._snapshot: Snapshot | None = None
         self._scratch = folder
         self._files: list[FileEntry] = []
@@ -288,8 +288,12 @@ class CheckpointWriter:
     def _remove_old(self, saved_step: int, in_use: set[int]) -> None:
         # After the commit, never before: at each moment at least one complete checkpoint has its name.
         commit.remove_replaced(commit.step_folder(self._folder, saved_step))
-        with suppress(OSError):  # the next save tries again
+        try:
             commit.remove_surplus(self._folder, keep=self._keep, best_metric=self._best_metric, spared=in_use)
+        except OSError as error:  # the next save tries again
+            if not self._has_warned_of_removal:
+                warn(f"{self._describe(error)}; this checkpoint stays, whatever checkpoint.keep says")
+            self._has_warned_of_removal = True
 
 
 def _files_of(snapshot: Snapshot) -> list[TensorFile]:

@@ -452,6 +452,28 @@ def test_checkpoints_in_use_and_the_rest_of_an_interrupted_removal_do_not_hinder
     assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "step_00000001", "step_00000004"]
 
 
+def test_a_checkpoint_that_cannot_be_removed_is_named_once_and_keeps_no_other_one(
+    tmp_path, monkeypatch, capsys
+):
+    rename = os.rename
+
+    def refuse(source, target):
+        if Path(source).name == "step_00000001":
+            raise PermissionError(errno.EPERM, "Operation not permitted", str(source))
+        rename(source, target)
+
+    writer = CheckpointWriter(tmp_path, keep=1, asynchronous=False)
+    monkeypatch.setattr(commit.os, "rename", refuse)
+    for step in range(1, 5):
+        writer.save(snapshot(step))
+    writer.finish()
+    assert complete_steps(tmp_path) == [1, 4]
+    assert capsys.readouterr().err == (
+        f"warning: rank 0: {tmp_path}/step_00000001: Operation not permitted; this checkpoint stays, whatever "
+        "checkpoint.keep says\n"
+    )
+
+
 def test_a_checkpoint_opens_by_run_folder_by_itself_and_by_latest(tmp_path):
     saved(tmp_path / "checkpoints")
     for path in (".", "checkpoints", "checkpoints/step_00000001", "checkpoints/latest"):
