@@ -171,6 +171,11 @@ def test_each_container_has_as_many_gpus_as_processes():
     assert f"--set=optim.accumulate=${{ACCUMULATE:-{micro_batches}}}" in service["command"]
 
 
+def test_a_file_for_docker_compose_does_not_take_the_containers_of_another_one():
+    names = {yaml.safe_load(path.read_text())["name"] for path in COMPOSE}
+    assert len(names) == len(COMPOSE) and ROOT.joinpath("docker").name not in names
+
+
 @pytest.mark.parametrize("path", COMPOSE, ids=lambda path: path.name)
 def test_docker_compose_accepts_the_file(path):
     if shutil.which("docker-compose"):
@@ -196,6 +201,7 @@ def test_the_image_is_pinned_runs_as_an_ordinary_user_and_has_a_health_check():
     assert instructions[0] == "FROM" and "HEALTHCHECK" in instructions
     assert ["RUN", *["pip", "install", "--require-hashes", "-r", "requirements.lock"]] in image_instructions()
     assert instructions.index("USER") > max(i for i, word in enumerate(instructions) if word == "RUN")
+    assert ["USER", "1000"] in image_instructions(), "by its number, which runAsNonRoot can check"
 
 
 def test_the_data_and_the_run_of_a_config_are_in_volumes_of_the_image():
