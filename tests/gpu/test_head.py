@@ -11,6 +11,7 @@ from tests.support.heads import combined, make_head
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("default"),  # torch warns once of set_sync_debug_mode
 ]
 CLASSES, SIZE, BATCH = 5003, 64, 96
 
