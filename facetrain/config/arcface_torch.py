@@ -239,14 +239,15 @@ def _backbone(network: str) -> str:
 def _notes_on_values(values: dict[str, Any], assigned: dict[str, Any]) -> list[str]:
     """Return comment lines about values that the YAML text does not express, although their setting has a key."""
     notes = []
-    m1, m2, m3 = (float(value) for value in values["margin_list"])
     if values.get("loss") in _OWN_LOSSES:
         if "margin_list" in assigned:
             notes.append(f"# margin_list: is left out, because loss is {values['loss']}")
-    elif m3 > 0 and (m1, m2) != (1, 0):
-        notes.append(
-            "# margin_list: m1 and m2 are left out, because arcface_torch ignores them where m3 is above 0"
-        )
+    else:
+        m1, m2, m3 = (float(value) for value in values["margin_list"])
+        if m3 > 0 and (m1, m2) != (1, 0):
+            notes.append(
+                "# margin_list: m1 and m2 are left out, because arcface_torch ignores them where m3 is above 0"
+            )
     if str(values.get("loss")) in _MARGINS_OF_LOSSES and "margin_list" in assigned:
         notes.append("# loss: is left out, because margin_list is set")
     if values.get("using_wandb") and (values.get("wandb_project") or values.get("wandb_entity")):

@@ -198,9 +198,10 @@ def test_the_loss_of_a_file_wins_over_the_margin_list_of_the_base_file(tmp_path,
     assert "set optim.lr to 0.4 times the number of GPUs" in text and "# decay_epoch" not in text
 
 
+@pytest.mark.parametrize("unused", ["", "config.margin_list = None\n"])
 @pytest.mark.parametrize("loss", ["adaface", "curricularface", "magface"])
-def test_a_loss_of_a_fork_is_its_margin_with_the_published_numbers(tmp_path, loss):
-    config = converted(tmp_path, f"{WITHOUT_MARGIN}config.loss = '{loss}'\n")
+def test_a_loss_of_a_fork_is_its_margin_with_the_published_numbers(tmp_path, loss, unused):
+    config = converted(tmp_path, f"{WITHOUT_MARGIN}config.loss = '{loss}'\n{unused}")
     assert attrgetter(*MARGIN.split())(config) == (loss, 64, 1, None, None)
 
 
