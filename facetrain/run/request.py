@@ -10,6 +10,7 @@ from pydantic import BaseModel, model_validator
 
 from facetrain.config.loading import values_of_overrides
 from facetrain.errors import UsageError
+from facetrain.strict_yaml import dump_in_line
 
 
 def as_override(key: str, value: Any) -> str:
@@ -23,13 +24,14 @@ def as_override(key: str, value: Any) -> str:
         kind = f"{type(part).__module__}.{type(part).__qualname__}"
         raise UsageError(f"{key}: a config cannot hold a {kind}; use numbers, texts, lists and dicts")
 
-    # As YAML reads it: two escapes for one character, as JSON has them, are two characters there.
     try:
-        return f"{key}={json.dumps(value, ensure_ascii=False, default=refuse, allow_nan=False)}"
+        # Through JSON: it has plain values in place of subclasses, such as NumPy's numbers.
+        plain = json.loads(json.dumps(value, default=refuse, allow_nan=False))
     except ValueError as error:
         raise UsageError(
             f"{key}: nan and inf cannot be given here; a config file may have them in the options of an own part"
         ) from error
+    return f"{key}={dump_in_line(plain)}"
 
 
 def dataset_overrides(dataset: str) -> tuple[str, ...]:

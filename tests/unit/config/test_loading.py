@@ -11,8 +11,10 @@ from facetrain.config.loading import (
     load_config,
     override_keys,
     plain_config,
+    values_of_overrides,
 )
 from facetrain.errors import ConfigError
+from facetrain.run.request import as_override
 from facetrain.strict_yaml import dump_in_line, dump_yaml, parse_yaml
 
 
@@ -348,6 +350,7 @@ def test_numbers_in_scientific_notation_are_numbers():
 def test_a_text_is_read_as_it_was_written(text):
     assert parse_yaml(dump_yaml({"key": text})) == {"key": text}
     assert parse_yaml(dump_in_line(text)) == text
+    assert values_of_overrides([as_override("data.train", text)]) == {"data": {"train": text}}
 
 
 @pytest.mark.parametrize("name", ["run", "1e-3", "2e5", "12", "0x1f", "012", "null", "on", "1_0"])
