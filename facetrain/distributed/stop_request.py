@@ -28,6 +28,9 @@ class StopRequest:
     Used as a context manager. An elastic agent enforces the grace period and ends its ranks at a second Ctrl-C. In a
     process without an agent, its watchdog enforces the grace period, and a second Ctrl-C ends a command at once. In a
     program of the user's, it raises KeyboardInterrupt.
+
+    With an agent, a rank only records a second SIGINT: a scheduler that sends one to every process of a job lets the
+    rank receive it twice, directly and from the agent.
     """
 
     def __init__(self) -> None:
@@ -74,9 +77,9 @@ class StopRequest:
             raise Stopped
 
     def _record(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self.signal == signal.SIGINT:
+        if number == signal.SIGINT and self.signal == signal.SIGINT and not self._has_agent:
             # A command has a handler of its own. Any other program may be a notebook with other work in its memory.
-            if self._has_agent or self._before[number] is signal.default_int_handler:
+            if self._before[number] is signal.default_int_handler:
                 raise KeyboardInterrupt
             # Not by an exception: the code that it unwinds may wait for what hangs.
             exit_interrupted()

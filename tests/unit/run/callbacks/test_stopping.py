@@ -40,3 +40,12 @@ def test_a_second_ctrl_c_leaves_the_user_s_program_alive():
         assert request.signal == signal.SIGINT, "the first one is recorded"
         signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_sigint_that_a_rank_receives_from_the_scheduler_and_from_its_agent_is_one_request(monkeypatch):
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
+    with StopRequest() as request:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+    assert request.signal == signal.SIGINT
