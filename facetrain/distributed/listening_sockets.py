@@ -20,7 +20,8 @@ def listen(host: str, port: int) -> socket.socket | None:
     With an address, the socket listens on that interface alone. With a name, it listens on all: the other hosts may
     resolve the name to another interface, and this host itself often resolves its name to the loopback interface.
     """
-    for family, _, _, _, address in _addresses(host, port):
+    addresses = _addresses(host, port)
+    for family, _, _, _, address in addresses:
         with suppress(OSError):
             listener = socket.create_server(address, family=family)
             # The socket could be bound, so the host is this one.
@@ -28,7 +29,8 @@ def listen(host: str, port: int) -> socket.socket | None:
                 return listener
             listener.close()
             return listen_on_all_interfaces(port)
-    if host in (socket.gethostname(), socket.getfqdn()):
+    # A name that leads nowhere on this host serves nobody: torch's store connects to itself by it.
+    if addresses and host in (socket.gethostname(), socket.getfqdn()):
         with suppress(OSError):
             return listen_on_all_interfaces(port)
     return None
