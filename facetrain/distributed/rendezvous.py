@@ -9,13 +9,16 @@ their keys with it.
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 import socket
+import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
@@ -27,6 +30,8 @@ from facetrain.errors import RunError
 
 _STORE_TIMEOUT = timedelta(seconds=10)
 _POLL_S = 0.02
+_QUIET_S = 60.0
+"""A wait for other ranks is reported after this time: their hosts may have ended."""
 
 
 @dataclass(frozen=True)
@@ -163,9 +168,18 @@ def _variable(name: str) -> str:
 
 
 def _open_store(rank: int, timeout_s: float) -> Store:
-    """Serve the store on rank 0 unless an agent does; otherwise connect to it."""
-    host, port = store_address()
-    if rank or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # the store is in an elastic agent
+    """Serve the store on rank 0 unless an elastic agent does; otherwise connect to it."""
+    serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    return _store_at(*store_address(), serves, timeout_s)
+
+
+@cache
+def _store_at(host: str, port: int, serves: bool, timeout_s: float) -> Store:
+    """Return the store of this process at an address: a program that trains twice meets the other ranks there again.
+
+    The server of the first training must not end with it: other ranks may still read from it.
+    """
+    if not serves:
         return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))
     # The address may belong to a gateway that leads to this host: then only a socket for all interfaces serves it.
     return serve_store(listen(host, port) or listen_on_all_interfaces(port), host, timeout_s)
@@ -180,11 +194,18 @@ def _create_id(store: Store, world_size: int, timeout_s: float) -> str:
     #        answer/TEXT = ID         rank 0 answers
     #        confirmed/ID/RANK        the rank has read the answer; rank 0 waits for all of them
     rendezvous_id, deadline = secrets.token_hex(8), time.monotonic() + timeout_s
-    missing = list(range(1, world_size))
+    missing, report_at = list(range(1, world_size)), time.monotonic() + _QUIET_S
     while missing:
         if time.monotonic() > deadline:
             raise RunError(
                 f"rank {missing[0]} did not arrive within {timeout_s:.0f} s; see the output of its host"
+            )
+        if time.monotonic() > report_at:
+            report_at = math.inf
+            print(
+                f"waiting for rank {missing[0]}, which has not arrived yet; see the output of its host",
+                file=sys.stderr,
+                flush=True,
             )
         # Again in each round: a rank that was started again asks anew.
         for rank in missing:

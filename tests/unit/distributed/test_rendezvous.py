@@ -1,12 +1,16 @@
 """Rendezvous at a store that still holds the keys of an earlier start."""
 
+import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch.distributed as dist
 
-from facetrain.distributed.rendezvous import _create_id, _receive_id
+from facetrain.distributed import rendezvous
+from facetrain.distributed.listening_sockets import listen
+from facetrain.distributed.rendezvous import _create_id, _open_store, _receive_id
 from facetrain.errors import RunError
+from tests.support.ranks import free_ports
 
 
 def ids_of(store, world_size):
@@ -28,3 +32,27 @@ def test_the_request_of_an_ended_process_does_not_count_as_a_rank():
     with pytest.raises(RunError, match="rank 1 .* 0 s"):
         _create_id(store, 2, 0.2)
     assert len(set(ids_of(store, 2))) == 1
+
+
+def test_a_long_wait_for_a_rank_is_reported_once(monkeypatch, capsys):
+    monkeypatch.setattr(rendezvous, "_QUIET_S", 0.0)
+    with pytest.raises(RunError, match="rank 1 did not arrive"):
+        _create_id(dist.HashStore(), 3, 0.2)
+    assert capsys.readouterr().err == (
+        "waiting for rank 1, which has not arrived yet; see the output of its host\n"
+    )
+
+
+def test_a_program_that_trains_twice_meets_the_other_ranks_in_the_store_of_the_first_time(monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(free_ports(1)[0]))
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    for number in range(2):
+        server, client = (_open_store(rank, 10.0) for rank in range(2))
+        server.set(f"training {number}", "begins")
+        assert client.get(f"training {number}") == b"begins"
+
+
+def test_a_host_whose_own_name_leads_nowhere_does_not_serve_there(monkeypatch):
+    monkeypatch.setattr(socket, "gethostname", lambda: "no-such-host.invalid")
+    assert listen("no-such-host.invalid", 0) is None
