@@ -35,7 +35,7 @@ _SHARD = re.compile(r"(train|test|validation|valid|val|dev|eval)(?:\.\w+)*-\d{5}
 
 
 class ParquetDataset(CatalogDataset):
-    """Images of .parquet files; an image that is not in place has the offset −1.
+    """Images of .parquet files; an image that is not in place has the offset −1, one without bytes also the size −1.
 
     Further columns: `group` and `row`, the row group of an image and its row there. `column` is the name of the image
     column, `group_bytes` the size of the largest row group.
@@ -173,7 +173,7 @@ def _build_catalog(files: Sequence[Path], skipped: list[SkippedFile]) -> Columns
 def _places(file: Any, path: Path, image: str) -> np.ndarray:
     """Return the byte offset in the file and the size of each image, its row group and its row: int64 (rows, 4).
 
-    The offset is −1 if an image is not in place. A plain column without compression stores each value as its length and
+    The offset is −1 if an image is not in place; the size is −1 if a row has no image. A plain column without compression stores each value as its length and
     its bytes. The values that pyarrow decodes are searched in this order, so an image whose place is known is the one
     that pyarrow reads.
     """
@@ -185,12 +185,12 @@ def _places(file: Any, path: Path, image: str) -> np.ndarray:
         rows = file.metadata.row_group(group).num_rows
         values = [None] * rows if images is None else images.to_pylist()
         for row, value in enumerate(values):
-            start = size = -1
+            start, size = -1, -1 if value is None else len(value)
             if value is not None and position >= 0:
                 stored = len(value).to_bytes(_LENGTH_BYTES, "little") + value
                 position = _find(raw, stored, position)
                 if position >= 0:
-                    start, size = position + _LENGTH_BYTES, len(value)
+                    start = position + _LENGTH_BYTES
                     position += len(stored)
             places.append((start, size, group, row))
     return np.array(places, np.int64).reshape(-1, 4)

@@ -28,6 +28,8 @@ def test_parquet_rows_are_images(tmp_path, names, nested):
     dataset = pickle.loads(pickle.dumps(open_dataset(tmp_path)))
     assert images_of(dataset) == list(zip([1, 0, 1, 1, 0, 1], images * 2, strict=True))
     assert "a.parquet: row group 1, row 0" in dataset.location(2)
+    # Also of compressed images: verification sets are searched for images of these sizes.
+    assert dataset.sizes(np.arange(6)).tolist() == [[len(image)] * 2 for image in images * 2]
     dataset.prefetch(0, 6)  # of which only those in b.parquet have a place
 
 
