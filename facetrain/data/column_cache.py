@@ -1,7 +1,7 @@
 """Cache files of large arrays, memory-mapped so that a dataset of millions of images opens at once.
 
-A file is one page of JSON, followed by the arrays, each aligned to 64 bytes. It records a digest of the sizes and
-times of change of the files that it was computed from, and a checksum. A stale or damaged file is ignored.
+A file is one page of JSON, followed by the arrays, each aligned to 64 bytes. It records a digest of the names,
+sizes and times of change of the files that it was computed from, and a checksum. A stale or damaged file is ignored.
 """
 
 from __future__ import annotations
@@ -150,8 +150,10 @@ def cached_columns(name: Path, inputs: Sequence[Path], build: Callable[[], Colum
         DataError: an input is not a regular file; and what `build` raises.
     """
     stamps = {path: _stamp(path) for path in inputs}
-    # A digest: a page of JSON has no room for the stamps of a thousand files.
-    digest = hashlib.sha256(json.dumps([*stamps.values()]).encode()).hexdigest()
+    # A digest: a page of JSON has no room for the stamps of a thousand files. With the names: columns number the files
+    # in their order, and a symbolic link that is renamed keeps the stamp of its file.
+    named = [[path.name, stamp] for path, stamp in stamps.items()]
+    digest = hashlib.sha256(json.dumps(named).encode()).hexdigest()
     columns = _find(name, digest)
     if columns is None:
         with _built_once(name):

@@ -133,6 +133,15 @@ def test_columns_of_changed_inputs_are_not_used(tmp_path, count):
     assert load(tmp_path / "a.catalog", sources) is None
 
 
+def test_columns_of_files_in_another_order_are_not_used(tmp_path, source):
+    first, last, renamed = (tmp_path / f"{name}.tar" for name in "bca")
+    first.symlink_to(source)  # Hugging Face's cache has links, which have the stamps of their files
+    last.symlink_to(source)
+    save(tmp_path / "a.catalog", [first, last])
+    last.rename(renamed)
+    assert load(tmp_path / "a.catalog", [renamed, first]) is None
+
+
 def test_columns_of_a_replaced_file_of_one_size_and_time_are_not_used(tmp_path, source, monkeypatch):
     real = os.stat
 
