@@ -6,7 +6,6 @@ rows, of which the last used ones stay in memory.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -17,7 +16,7 @@ import numpy as np
 from facetrain.data.column_cache import Columns, cached_columns
 from facetrain.data.formats import arrow_columns
 from facetrain.data.formats.base import CatalogDataset, Format, catalog_path, columns_of_rows, files_in
-from facetrain.data.formats.shard_names import require_all_shards
+from facetrain.data.formats.shard_names import training_shards
 from facetrain.data.images.header import size_fault
 from facetrain.data.object_blocks import ObjectPath
 from facetrain.data.positional_file import PositionalFile, open_stream
@@ -29,9 +28,6 @@ _CACHE_BYTES = 1 << 28
 """Decoded row groups in memory per process; one larger group stays alone."""
 _LENGTH_BYTES = 4
 _FIND_BYTES = 1 << 20
-_TRAIN = "train"
-_SHARD = re.compile(r"(train|test|validation|valid|val|dev|eval)(?:\.\w+)*-\d{5}-of-\d{5}.*")
-"""Name of a file of a split on Hugging Face's hub, also of a part of one, such as train.clean."""
 
 
 class ParquetDataset(CatalogDataset):
@@ -90,39 +86,19 @@ class ParquetDataset(CatalogDataset):
 def open_parquet(folder: Path) -> CatalogDataset:
     """Open a folder of .parquet files; the image column has bytes, or Hugging Face's {bytes, path}.
 
-    Of several splits in Hugging Face's layout (train-00000-of-00001.parquet), train is the dataset.
+    Of files of several splits, those of train are the dataset.
 
     Raises:
         DataError: if pyarrow is not installed, a file is missing or damaged, or a column is missing.
     """
     found = files_in(folder, (".parquet",))
-    files, skipped = _train_files(found)
-    require_all_shards(files)
+    files, skipped = training_shards(found)
     # Of all files: the catalog lists those of other splits as well.
     columns = cached_columns(catalog_path(folder), found, partial(_build_catalog, files, skipped))
     return ParquetDataset(folder, files, columns)
 
 
 FORMAT = Format("Parquet", open_parquet, parts=("*.parquet",))
-
-
-def _train_files(paths: list[Path]) -> tuple[list[Path], list[SkippedFile]]:
-    """Return the files of the dataset to train on, and those that are left out: other splits, if there are several.
-
-    A file without the name of a split, such as part1-00000-of-00001.parquet, belongs to the dataset.
-    """
-    split_of = {path: match[1] for path in paths if (match := _SHARD.fullmatch(path.name))}
-    splits = set(split_of.values())
-    if len(splits) < 2:
-        return paths, []
-    if _TRAIN not in splits:
-        raise DataError(
-            f"{paths[0].parent}: has the splits {listed(sorted(splits))}, and none of them is {_TRAIN!r}; give a "
-            "folder with one split"
-        )
-    others = [path for path in paths if split_of.get(path, _TRAIN) != _TRAIN]
-    skipped = [SkippedFile(path.name, "split", f"not a file of the split {_TRAIN!r}") for path in others]
-    return [path for path in paths if split_of.get(path, _TRAIN) == _TRAIN], skipped
 
 
 def _build_catalog(files: Sequence[Path], skipped: list[SkippedFile]) -> Columns:
@@ -173,9 +149,9 @@ def _build_catalog(files: Sequence[Path], skipped: list[SkippedFile]) -> Columns
 def _places(file: Any, path: Path, image: str) -> np.ndarray:
     """Return the byte offset in the file and the size of each image, its row group and its row: int64 (rows, 4).
 
-    The offset is −1 if an image is not in place; the size is −1 if a row has no image. A plain column without compression stores each value as its length and
-    its bytes. The values that pyarrow decodes are searched in this order, so an image whose place is known is the one
-    that pyarrow reads.
+    The offset is −1 if an image is not in place; the size is −1 if a row has no image. A plain column without
+    compression stores each value as its length and its bytes. The values that pyarrow decodes are searched in this
+    order, so an image whose place is known is the one that pyarrow reads.
     """
     places, position = [], 0
     # Not by the metadata of the columns: pyarrow ends the process if they are damaged.

@@ -1,4 +1,4 @@
-"""Numbers in the names of shards: a missing one would leave out its images in silence."""
+"""Names of shards: the split that they belong to, and their number, of which a missing one would lose its images."""
 
 from __future__ import annotations
 
@@ -6,17 +6,46 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from facetrain.data.skipped_files import SkippedFile
 from facetrain.errors import DataError
-from facetrain.text import printable
+from facetrain.text import listed, printable
 
 _OF_COUNT = re.compile(r"(?P<before>.*?)(?P<number>\d{5,})(?P<after>-of-(?P<count>\d{5,}).*)", re.ASCII)
 """train-00000-of-00003.parquet: the name has the number of shards."""
 _PADDED = re.compile(r"(?P<before>.*?)(?P<number>\d{3,})(?P<after>(?P<count>)\D*)", re.ASCII)
 """shard-000000.tar: numbers of equal width, of which one begins with a zero; others may be dates or sizes."""
+_SPLIT = re.compile(
+    r"(?:.*?[-_.])??(train(?:ing)?|test(?:ing)?|validation|valid|val|dev|eval(?:uation)?)(?=[-_.\d]).*",
+    re.IGNORECASE,
+)
+"""train.parquet, val-000000.tar, train.clean-00000-of-00001.parquet: the name has the word of a split."""
 
 
-def require_all_shards(paths: Sequence[Path]) -> None:
-    """Check that no number is missing in the names of the shards of a folder.
+def training_shards(paths: list[Path]) -> tuple[list[Path], list[SkippedFile]]:
+    """Return the shards of a folder to train on, and those that are left out: other splits, if there are several.
+
+    A file without the name of a split, such as part1-00000-of-00001.parquet, is trained on.
+
+    Raises:
+        DataError: no split of several is the one to train on, or the number of a shard is missing.
+    """
+    split_of = {path: match[1].lower() for path in paths if (match := _SPLIT.fullmatch(path.name))}
+    splits = set(split_of.values())
+    others = {path for path, split in split_of.items() if len(splits) > 1 and not split.startswith("train")}
+    if others and len(others) == len(split_of):
+        raise DataError(
+            f"{paths[0].parent}: has the splits {listed(sorted(splits))}, and none of them is 'train'; give a folder "
+            "with one split"
+        )
+    shards = [path for path in paths if path not in others]
+    _require_all(shards)
+    return shards, [
+        SkippedFile(path.name, "split", "not a file of the split 'train'") for path in paths if path in others
+    ]
+
+
+def _require_all(paths: Sequence[Path]) -> None:
+    """Check that no number is missing in the names of shards.
 
     Raises:
         DataError: a shard is missing; the message names it.

@@ -28,7 +28,7 @@ from facetrain.data.formats.base import (
 )
 from facetrain.data.formats.labels import names_of_folders, number_identities, refuse_negative
 from facetrain.data.formats.names import SUFFIXES
-from facetrain.data.formats.shard_names import require_all_shards
+from facetrain.data.formats.shard_names import training_shards
 from facetrain.data.images.header import IMAGE_SUFFIXES
 from facetrain.data.positional_file import PositionalFile, open_stream
 from facetrain.data.skipped_files import SkippedFile
@@ -61,30 +61,30 @@ class TarDataset(CatalogDataset):
 
 
 def open_tar(path: Path) -> CatalogDataset:
-    """Open a folder of .tar shards, or one such file.
+    """Open a folder of .tar shards, or one such file. Of shards of several splits, those of train are the dataset.
 
     Raises:
         DataError: a shard is missing, compressed or damaged, two images of it have one key, or an image has no
             identity.
     """
-    shards = files_in(path, SUFFIXES["webdataset"]) if path.is_dir() else [path]
-    require_all_shards(shards)
+    found = files_in(path, SUFFIXES["webdataset"]) if path.is_dir() else [path]
+    shards, skipped = training_shards(found)
     for shard in shards:
         if not shard.name.lower().endswith(".tar"):
             raise DataError(
                 f"{shard}: a compressed archive, whose images cannot be read one by one; decompress it: "
                 f"gunzip {shell_path(shard)}"
             )
-    columns = cached_columns(catalog_path(path), shards, partial(_build_catalog, shards))
+    # Of all shards: the catalog lists those of other splits as well.
+    columns = cached_columns(catalog_path(path), found, partial(_build_catalog, shards, skipped))
     return TarDataset(path, shards, columns)
 
 
 FORMAT = Format("WebDataset", open_tar, parts=("*.tar", "*.tar.gz", "*.tgz"))
 
 
-def _build_catalog(shards: list[Path]) -> Columns:
+def _build_catalog(shards: list[Path], skipped: list[SkippedFile]) -> Columns:
     """Return the catalog: labels are the identities if all are whole numbers, otherwise their rank in sorted order."""
-    skipped: list[SkippedFile] = []
     # Arrays and not tuples, which would take 600 bytes per image.
     places, identity_number, folder_number = array("q"), array("i"), array("i")
     number_of: dict[int | str, int] = {}

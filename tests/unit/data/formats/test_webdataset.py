@@ -142,6 +142,15 @@ def test_names_are_those_inside_the_shards_also_long_ones(tmp_path):
     dataset.prefetch(0, 4)
 
 
+def test_of_shards_of_several_splits_those_of_train_are_read(tmp_path):
+    write_tar(tmp_path / "train-000000.tar", {"1.png": encoded_image(1), "1.cls": b"0"})
+    assert not skipped_files(open_dataset(tmp_path))
+    write_tar(tmp_path / "val-000000.tar", {"2.png": encoded_image(2), "2.cls": b"0"})
+    dataset = open_dataset(tmp_path)
+    assert images_of(dataset) == [(0, encoded_image(1))]
+    assert [(one.name, one.kind) for one in skipped_files(dataset)] == [("val-000000.tar", "split")]
+
+
 @pytest.mark.parametrize("name", ["a.tar.gz", "a.tgz", "A.TGZ"])
 def test_a_compressed_shard_is_refused_with_the_command_that_decompresses_it(tmp_path, name):
     write_tar(tmp_path / "b.tar", {"ann/1.png": encoded_image(1)})
