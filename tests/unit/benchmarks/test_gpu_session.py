@@ -3,6 +3,7 @@
 import importlib.util
 import inspect
 import json
+import math
 import os
 import subprocess
 import sys
@@ -304,6 +305,7 @@ def test_gpus_that_are_hidden_are_not_counted(tmp_path):
         ({"error": 0.2, "different": 0.0, "changes_others": False}, True),
         ([5.0, 5.01], False),
         ([5.0, 5.1], True),
+        ({"loss": 1e-6, "gradient": math.nan}, True),
     ],
 )
 def test_kernels_fail_by_their_errors_and_by_what_they_may_not_change(monkeypatch, errors, fails):
