@@ -174,8 +174,8 @@ def measure_steps(
 def build_baseline(config: Config, world: World, num_classes: int) -> TakeSteps:
     """Return a function that takes steps with one batch of random images and labels.
 
-    The images are already normalized, so the baseline is spared the augmentation of a run. On the CPU it also
-    profits from facetrain's allocator settings, which hold for the whole process.
+    The images are already normalized, so the baseline is spared the augmentation of a run. It also profits from
+    facetrain's allocator settings, which hold for the whole process.
     """
     torch.manual_seed(0)
     batch, side = local_batch_size(config, world.size), config.data.image_size

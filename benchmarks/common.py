@@ -14,15 +14,18 @@ from typing import Any
 
 import typer
 
+from facetrain.distributed.process_setup import set_gpu_defaults
+
 
 def run(measure: Callable[..., object]) -> None:
     """Call a function with its parameters as options of the command line, and print its result as JSON.
 
-    A result of None is not printed: other ranks than the leader return it.
+    GPUs have the settings of a run. A result of None is not printed: other ranks than the leader return it.
     """
 
     @functools.wraps(measure)
     def command(**options: Any) -> None:
+        set_gpu_defaults()
         report = measure(**options)
         if report is not None:
             print(json.dumps(report, indent=1))

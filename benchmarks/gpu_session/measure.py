@@ -21,6 +21,7 @@ import torch
 from benchmarks.gpu_session import memory, oracles, runs, speed
 from benchmarks.gpu_session.rows import Rows
 from facetrain.cpu_cores import usable_cores
+from facetrain.distributed.process_setup import keep_compiled_code, set_gpu_defaults
 
 _MEASURES: dict[str, Callable[..., Rows]] = {
     "rates": speed.measure_rates,
@@ -45,6 +46,9 @@ def main() -> int:
     job, result = json.loads(sys.argv[1]), Path(sys.argv[2])
     rows: list[dict[str, Any]] = []
     failures: list[str] = []
+    # As in a run: the allocator decides what fits, and kernels are compiled once for all jobs.
+    set_gpu_defaults()
+    keep_compiled_code()
     try:
         if job["options"]["device"] == "cuda" and not torch.cuda.is_available():
             raise RuntimeError("there is no CUDA device; --cpu rehearses the session without one")

@@ -147,6 +147,22 @@ def test_a_rehearsed_job_measures_in_a_process_of_its_own():
     assert record["result"]["machine"]["device"] == "CPU (rehearsal)"
 
 
+def test_a_job_has_the_allocator_and_the_folder_of_compiled_code_of_a_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "environ", {"XDG_CACHE_HOME": str(tmp_path)})
+    found = {}
+
+    def program(device, failures):
+        found.update(os.environ)
+        yield ROW
+
+    monkeypatch.setitem(measure._MEASURES, "rates", program)
+    job = json.dumps({"group": "rates", "options": {"device": "cpu"}})
+    monkeypatch.setattr(sys, "argv", ["measure", job, str(tmp_path / "result.json")])
+    assert measure.main() == 0
+    assert found["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    assert found["TRITON_CACHE_DIR"] == str(tmp_path / "facetrain" / "compiled" / "triton")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("group", ["oracle", "sync"])
 def test_the_program_of_a_rehearsed_job_measures(group):
