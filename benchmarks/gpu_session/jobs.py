@@ -28,6 +28,7 @@ GROUPS = {
 SESSION_S = 40 * 60
 """Time for the jobs without `--all` on one GPU."""
 _TEST = re.compile(r"^def (test_\w+)", re.MULTILINE)
+_FOR_TWO_GPUS = "test_two_gpus.py"
 _TEST_S = 30
 _SLOW_TESTS = {
     "test_a_compiled_run_has_the_losses_of_an_eager_run": 180,
@@ -135,7 +136,7 @@ def list_jobs(checkout: Path, *, gpus: int, everything: bool = False) -> list[Jo
     Those for more GPUs than there are, and without `everything` those that decide less, are left out.
     """
     sizes, device = (ON_GPU, "cuda") if gpus else (REHEARSAL, "cpu")
-    jobs = [*_deciding(sizes), *_tests(checkout)]
+    jobs = [*_deciding(sizes), *_tests(checkout, gpus)]
     if everything:
         jobs += [*_several_gpus(sizes, gpus), *_others(sizes)]
     return [replace(job, options={**job.options, "device": device}) for job in jobs]
@@ -181,8 +182,10 @@ def _head(sizes: Sizes, identities: int, precision: str) -> Job:
     return Job(f"head {identities} {precision}", "head", 60, options)
 
 
-def _tests(checkout: Path) -> Iterator[Job]:
+def _tests(checkout: Path, gpus: int) -> Iterator[Job]:
     for path in sorted((checkout / "tests" / "gpu").glob("test_*.py")):
+        if gpus < 2 and path.name == _FOR_TWO_GPUS:
+            continue
         for name in _TEST.findall(path.read_text(encoding="utf-8")):
             test = f"tests/gpu/{path.name}::{name}"
             yield Job(test, "tests", _SLOW_TESTS.get(name, _TEST_S), {"test": test})

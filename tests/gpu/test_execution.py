@@ -5,8 +5,7 @@ import torch
 
 from facetrain.config.loading import load_config
 from tests.support import training as run
-from tests.support.command import torchrun
-from tests.support.runs import checked, losses
+from tests.support.runs import losses
 
 pytestmark = [
     pytest.mark.gpu,
@@ -24,15 +23,3 @@ def test_a_compiled_run_has_the_losses_of_an_eager_run(precision, mode, describe
         assert run.train(load_config(config, changes), tmp_path / name) == 0
         found[name] = losses(tmp_path / name)
     assert found[mode] == pytest.approx(found["off"], rel=5e-2)
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one CUDA device")
-def test_two_gpus_with_replayed_code_have_the_losses_of_two_without(describe, tmp_path):
-    config, found = describe(steps=6), {}
-    for mode in ("off", "reduce-overhead"):
-        command = ["train", "--config", config, "--run-dir", tmp_path / mode]
-        for change in ("eval.targets=[]", "train.device=cuda", f"train.compile={mode}"):
-            command += ["--set", change]
-        checked(torchrun(2, *command))
-        found[mode] = losses(tmp_path / mode)
-    assert found["reduce-overhead"] == pytest.approx(found["off"], rel=5e-2)

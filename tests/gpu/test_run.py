@@ -15,7 +15,7 @@ from facetrain.distributed.world import join
 from facetrain.run.parts.loader import build_loader
 from facetrain.run.parts.step_schedule import schedule_steps
 from tests.support import training as run
-from tests.support.command import facetrain, torchrun
+from tests.support.command import facetrain
 from tests.support.runs import checked, losses
 
 pytestmark = [
@@ -116,31 +116,6 @@ def test_a_deterministic_run_resumes_bit_for_bit(describe, tmp_path, name, backb
     assert losses(tmp_path / "again") == expected
     checked(facetrain("resume", tmp_path / "run", "--checkpoint", "2"))
     assert losses(tmp_path / "run") == expected
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one CUDA device")
-@pytest.mark.parametrize("name", HEADS)
-def test_two_gpus_lose_what_one_does(name, describe, tmp_path):
-    config = describe(steps=6, **HEADS[name])
-    alone = trained(config, tmp_path / "one", f"train.device={DEVICE}")
-    command = "train", "--config", config, "--set", f"train.device={DEVICE}", "--set", "eval.targets=[]"
-    checked(torchrun(2, *command, "--run-dir", tmp_path / "two"))
-    assert losses(tmp_path / "two") == pytest.approx(alone, rel=2e-2)
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one CUDA device")
-def test_a_record_that_cannot_be_read_ends_all_ranks_at_once_and_is_reported(describe, dataset, tmp_path):
-    config, records = describe(), tmp_path / "data"
-    records.mkdir()
-    for path in (dataset / "data").iterdir():
-        (records / path.name).write_bytes(path.read_bytes())
-    whole = (records / "train.rec").read_bytes()
-    (records / "train.rec").write_bytes(whole[: len(whole) // 2] + bytes(len(whole) - len(whole) // 2))
-    command = "--set", f"data.train={records}", "--set", f"train.device={DEVICE}", "--set", "eval.targets=[]"
-    done = facetrain(
-        "train", "--config", config, *command, "--nproc-per-node", 2, "--run-dir", tmp_path / "run"
-    )
-    assert done.returncode == 2 and "train.rec" in done.stderr
 
 
 @pytest.mark.parametrize("options", [{}, {"precision": "bf16"}, {"precision": "fp16"}, {"accumulate": 2}])
