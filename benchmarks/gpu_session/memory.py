@@ -30,7 +30,7 @@ _REHEARSED_IDENTITIES, _REHEARSED_LIMIT = 4000, 3500
 def measure_memory(config: dict[str, Any], device: str, identities: int, failures: list[str]) -> Rows:
     """Yield the peak of allocated memory of whole steps."""
     described = expected.run_config(config, device)
-    with open_or_generate(None, image_size=described.data.image_size) as source:
+    with open_or_generate(None, image_size=described.data.image_size, num_images=128) as source:
         peak = _take_steps(described, identities, source)
     needed = expected.expected_peak(described, identities) / 2**30
     what = ", ".join(f"{key}: {value}" for key, value in config.items())
@@ -65,7 +65,7 @@ def measure_limit(config: dict[str, Any], device: str, failures: list[str]) -> R
     else:
         planned = _REHEARSED_IDENTITIES
 
-    with open_or_generate(None, image_size=described.data.image_size) as source:
+    with open_or_generate(None, image_size=described.data.image_size, num_images=128) as source:
 
         def fits(identities: int) -> bool:
             if device == "cpu" and identities > _REHEARSED_LIMIT:

@@ -65,7 +65,7 @@ def check_waits(config: dict[str, Any], device: str, identities: int, failures: 
     """Take a step in which each wait of the host for the GPU is an error."""
     described = expected.run_config(config, device)
     with (
-        open_or_generate(None, image_size=described.data.image_size) as source,
+        open_or_generate(None, image_size=described.data.image_size, num_images=128) as source,
         join(device, cpu_setting="train.device: cpu") as world,
         tempfile.TemporaryDirectory() as scratch,
     ):
