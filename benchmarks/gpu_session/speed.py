@@ -97,11 +97,15 @@ def measure_head(
     # In the last one, the host launches a quarter of the operations.
     heads = [name for name in (head, f"{head}_stored16", f"{head}_stored16_long") if name in VARIANTS]
     for name in (*heads, plain):
+        what = f"{name}, {identities:,} identities, {batch} embeddings"
         try:
             workload = HeadWorkload(identities, batch, _EMBEDDING_SIZE, steps, device)
             report = (measure_plain if name == plain else measure_variant)(name, workload)
-        except Exception:
-            failures.append(f"{name}, {identities:,} identities: {traceback.format_exc()}")
+        except Exception as error:
+            if name == plain and isinstance(error, torch.OutOfMemoryError):
+                yield row(what, "GB at most", "more than the GPU has")
+            else:
+                failures.append(f"{what}: {traceback.format_exc()}")
             continue
         finally:
             free_memory()
@@ -111,7 +115,6 @@ def measure_head(
             keys = {"train.batch_size": batch, "train.precision": precision}
             keys |= {f"head.{key}": value for key, value in options.items()}
             size = expected.expected_head(expected.run_config(keys, device), identities)
-        what = f"{name}, {identities:,} identities, {batch} embeddings"
         yield row(what, "ms", 1e3 * report["step_s"])
         yield row(what, "GB at most", report["peak_bytes"] / 1e9, size and size / 1e9)
 

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.gpu_session import expected, measure, memory, oracles, wheels
+from benchmarks.gpu_session import expected, measure, memory, oracles, speed, wheels
 from benchmarks.gpu_session.jobs import GROUPS, SESSION_S, Job, list_jobs
 from benchmarks.gpu_session.memory import largest_that_fits
 from benchmarks.gpu_session.page import write_page
@@ -310,6 +310,24 @@ def test_gpus_that_are_hidden_are_not_counted(tmp_path):
         [sys.executable, *script], capture_output=True, text=True, env=os.environ | hidden, check=True
     )
     assert {name.split()[1] for name in done.stdout.splitlines()} == {"1"}
+
+
+@pytest.mark.parametrize(("without_memory", "fails"), [("plain_bf16", False), ("head_bf16", True)])
+def test_logits_that_do_not_fit_at_once_are_a_result_but_a_head_that_does_not_fit_is_a_failure(
+    monkeypatch, without_memory, fails
+):
+    def measured(name, workload):
+        if name == without_memory:
+            raise torch.OutOfMemoryError("249 GiB")
+        return {"step_s": 0.1, "peak_bytes": 1e9}
+
+    monkeypatch.setattr(speed, "measure_plain", measured)
+    monkeypatch.setattr(speed, "measure_variant", measured)
+    failures = []
+    rows = list(speed.measure_head("cpu", 1000, "bf16", 16, 1, failures))
+    assert bool(failures) == fails
+    found = [row["measured"] for row in rows if row["what"].startswith(f"{without_memory},")]
+    assert found == ([] if fails else ["more than the GPU has"])
 
 
 @pytest.mark.parametrize(
