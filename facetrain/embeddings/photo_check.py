@@ -50,6 +50,11 @@ class PhotoCheck:
             self._correlations[index] = float(orientation_correlations(face_pattern(image)[None])[0, 0])
         return resize_square(image, size)
 
+    @property
+    def all_aligned(self) -> bool:
+        """Whether images were examined, and each has the shape and the size of an aligned face."""
+        return bool(self._correlations) and not self._photos
+
     def finding(self) -> str | None:
         """Return that the images are photos, or have no face at the expected place; None if they are aligned faces."""
         examined = len(self._correlations)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import islice
 
 import numpy as np
 
 from facetrain.data.beside_dataset import SKIPPED_TABLE
-from facetrain.data.dataset import FaceDataset, evenly_spread, photo_landmarks
+from facetrain.data.dataset import FaceDataset, photo_landmarks
 from facetrain.data.images.copies import different_images
 from facetrain.data.images.decode import decode_rgb
+from facetrain.data.loading.sampler import sample_numbers
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.skipped_files import skipped_count, skipped_summary
 from facetrain.data.tools.landmark_finder import LandmarkFinder
@@ -31,7 +33,7 @@ from facetrain.finetune.workplace import Bar, Request, Workplace
 from facetrain.text import count_text, listed
 
 _EXAMINED = 64
-"""Images whose alignment is examined, evenly spread."""
+"""Images whose alignment is examined, drawn at random."""
 
 
 def needed_finder(
@@ -43,13 +45,15 @@ def needed_finder(
 ) -> LandmarkFinder | None:
     """Return what finds the landmarks of the photos; None for aligned faces, and for a list that has them.
 
+    A detector is used as soon as one examined image looks like a photo: it finds the face of an aligned one, too.
+
     Raises:
         UsageError: the images are photos, and there is no detector.
         DataError: the people or their images are too few.
     """
     photos, check = request.photos, PhotoCheck()
     require_enough(source.labels, photos)
-    for index, image in enumerate(_sample(source)):
+    for index, image in enumerate(islice(_decoded(source), _EXAMINED)):
         check(image, index, image_size)
     finding, listed_N52 = check.finding(), photo_landmarks(source)
     if listed_N52 is not None and np.isinf(listed_N52).any():
@@ -58,7 +62,7 @@ def needed_finder(
         return None  # by the landmarks of the list, the faces are aligned when they are packed
     if finding is not None and finder is None:
         raise UsageError(f"{photos}: {finding}; align the faces by OpenCV's face detector: --detector yunet")
-    if finding is None and isinstance(finder, YuNet):
+    if finding is None and check.all_aligned and isinstance(finder, YuNet):
         say(f"{photos}: the images are aligned faces already, so the detector is not used")
         return None
     return finder
@@ -122,8 +126,8 @@ def write_pairs(request: Request, place: Workplace, say: Callable[[str], None]) 
     )
 
 
-def _sample(source: FaceDataset) -> Iterator[np.ndarray]:
-    """Yield images that can be decoded, evenly spread over a dataset, uint8 (H, W, 3) RGB."""
-    for number in evenly_spread(source.num_images, _EXAMINED):
+def _decoded(source: FaceDataset) -> Iterator[np.ndarray]:
+    """Yield all images of a dataset that can be decoded, in a random order, uint8 (H, W, 3) RGB."""
+    for number in sample_numbers(source.num_images, source.num_images).tolist():
         with suppress(UnreadableError):
             yield decode_rgb(source.read(number), location="")

@@ -7,6 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import cv2
+import numpy as np
 import pytest
 
 from facetrain.data.open_dataset import open_dataset
@@ -81,6 +83,18 @@ def test_given_landmarks_of_aligned_faces_are_used_and_a_detector_is_not(tmp_pat
     assert needed_finder(request, open_dataset(request.photos), table, 32, said.append) is table and not said
     assert needed_finder(request, open_dataset(request.photos), Mock(spec=YuNet), 32, said.append) is None
     assert "aligned faces already, so the detector is not used" in said[0]
+
+
+@pytest.mark.parametrize("unreadable", [0, 500])
+def test_a_given_detector_is_used_if_some_of_the_readable_images_are_photos(unreadable, tmp_path):
+    request, detector = request_in(tmp_path), Mock(spec=YuNet)
+    for number in range(3):
+        photo = cv2.imencode(".png", np.zeros((48, 64, 3), np.uint8))[1]
+        (request.photos / f"{PEOPLE - 1}/{number}.jpg").write_bytes(photo)
+    (request.photos / "aa").mkdir()
+    for number in range(unreadable):
+        (request.photos / f"aa/{number}.heic").write_bytes(b"\0\0\0\x18ftypheic")
+    assert needed_finder(request, open_dataset(request.photos), detector, 32, interrupt) is detector
 
 
 def test_photos_of_a_list_with_landmarks_need_no_detector(tmp_path, monkeypatch):
