@@ -9,7 +9,7 @@ from itertools import islice
 import numpy as np
 
 from facetrain.data.beside_dataset import SKIPPED_TABLE
-from facetrain.data.dataset import FaceDataset, photo_landmarks
+from facetrain.data.dataset import FaceDataset, image_name, photo_landmarks
 from facetrain.data.images.copies import different_images
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.loading.sampler import sample_numbers
@@ -98,11 +98,17 @@ def write_faces(
 def split_faces(request: Request, place: Workplace, say: Callable[[str], None], bar: Bar) -> None:
     """Write the parts of the faces: for training, held out, and set aside."""
     source = open_dataset(place.faces)
-    different = different_images(map(source.read, range(source.num_images)))
+    different, disputed = different_images(map(source.read, range(source.num_images)), source.labels)
     require_enough(source.labels[different], request.photos)
     if place.held_out.parent.exists():
         return
-    if copies := source.num_images - len(different):
+    if len(disputed):
+        names = (image_name(source, number) for number in disputed.tolist())
+        say(
+            f"left out {count_text(len(disputed), 'image')} with copies under another person, because it is unknown "
+            f"whom they show: {listed(names)}"
+        )
+    if copies := source.num_images - len(different) - len(disputed):
         copied = count_text(copies, "image that is a copy of another", "images that are copies of others")
         say(f"left out {copied}: the held-out images have to be new ones")
     part_N = split_photos(source.labels[different], seed=request.seed)

@@ -88,7 +88,8 @@ def align_models(
     learned = fit_map(_rows(first, ~aside_N), _rows(second, ~aside_N))
     chosen = np.flatnonzero(aside_N)[:_MOST_COMPARED]
     # Copies of an image would be genuine pairs of cosine 1.
-    chosen = chosen[different_images(encoded[number] for number in chosen.tolist())]
+    different, _ = different_images((encoded[number] for number in chosen.tolist()), label_N[chosen])
+    chosen = chosen[different]
     old_ND, new_NE = first.embedding[chosen], second.embedding[chosen]
     mapped_NE, label_N = learned.apply(old_ND), label_N[chosen]
     compared = {"old × old": (old_ND, old_ND), "new × new": (new_NE, new_NE)}

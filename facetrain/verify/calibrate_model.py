@@ -149,12 +149,12 @@ def read_known_people(target: str, data_dir: Path) -> tuple[Sequence[bytes], np.
 def _without_copies(
     images: Sequence[bytes], labels: np.ndarray, chosen: np.ndarray, name: str
 ) -> tuple[Sequence[bytes], np.ndarray]:
-    """Return the different ones of the chosen images, and the label of the first of each, int (N,).
+    """Return the different ones of the chosen images, without those of several people, and their labels, int (N,).
 
     A message names the place that an image has among all of them.
     """
     read = [images[index] for index in chosen.tolist()]
-    first_N = different_images(read)
+    first_N, _ = different_images(read, labels[chosen])
     kept_N = chosen[first_N]
     different = LazySequence(
         len(kept_N),

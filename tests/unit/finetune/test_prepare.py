@@ -78,6 +78,21 @@ def test_a_copy_of_an_image_is_left_out_and_said(tmp_path):
     assert line.startswith("left out 1 image that is a copy of another: ")
 
 
+def test_an_image_under_two_people_is_left_out_of_both_and_named(tmp_path):
+    request, said = request_in(tmp_path), []
+    shutil.copy(request.photos / "0" / "0.jpg", request.photos / "1" / "group.jpg")
+    (request.photos / "0" / "more.jpg").write_bytes(draw_jpeg(0, 0, EACH, 32))
+    place = Workplace(request.output)
+    place.folder.mkdir()
+    request.photos.rename(place.faces)
+    split_faces(request, place, said.append, bar)
+    (line,) = said
+    assert line.startswith("left out 2 images with copies under another person, ")
+    assert line.endswith(": 0/0.jpg, 1/group.jpg")
+    parts = [open_dataset(folder) for folder in (place.train, place.held_out, place.set_aside)]
+    assert sum(part.num_images for part in parts) == PEOPLE * EACH
+
+
 def test_given_landmarks_of_aligned_faces_are_used_and_a_detector_is_not(tmp_path):
     request, table, said = request_in(tmp_path), LandmarkTable(), []
     assert needed_finder(request, open_dataset(request.photos), table, 32, said.append) is table and not said
