@@ -1,12 +1,12 @@
 # All targets use the environment in .venv, and create it first if it does not exist. `make help` lists the targets.
 
-PYTHON ?= python3
+PYTHON ?=
 VENV   := .venv
 BIN    := $(VENV)/bin
 TORCH_VERSION ?=
 LOWEST ?=
-# Named after what is installed: another torch, or the lowest versions, are installed anew.
-READY  := $(VENV)/ready$(TORCH_VERSION:%=-torch-%)$(LOWEST:%=-lowest)
+# Named after what is installed: for another Python or torch, or the lowest versions, it is installed anew.
+READY  := $(VENV)/ready$(subst /,-,$(PYTHON:%=-%))$(TORCH_VERSION:%=-torch-%)$(LOWEST:%=-lowest)
 # Most tests use one thread, and many wait for processes or for a time limit: three workers keep two cores busy.
 WORKERS ?= 3
 # More options for pytest.
