@@ -13,7 +13,7 @@ from facetrain.verify.metrics.cross_groups import CrossGroups
 from facetrain.verify.metrics.discard import DiscardCurve
 from facetrain.verify.metrics.fold_accuracy import FoldAccuracy, GridRoc
 from facetrain.verify.metrics.group_summary import Group
-from facetrain.verify.metrics.roc import RULE_OF_30, Roc, far_at, few_errors
+from facetrain.verify.metrics.roc import FARS, ROUNDING, RULE_OF_30, Roc, far_at, few_errors
 from facetrain.verify.metrics.score_scale import COSINE, ScoreScale
 
 Interval = tuple[float, float]
@@ -219,21 +219,21 @@ def error_rate_of(metric: str) -> str | None:
 def thin_curve(curve: Roc) -> dict[str, list[float]]:
     """Return at most `_JSON_POINTS` points of a curve as lists `far`, `tar` and `threshold`.
 
-    A third of the points is evenly spaced in log FAR, a third in FAR and a third in TAR.
+    Of the points with at most a false accept rate, the last one is kept, as for a metric at this rate: for the rates of
+    the metrics, a third evenly spaced in log FAR and a third in FAR. The last third is evenly spaced in TAR.
     """
     # Skip the first point: its threshold is infinite, which JSON cannot represent.
     far, tar, threshold = curve.far[1:], curve.tar[1:], curve.threshold[1:]
-    third = _JSON_POINTS // 3
-    low = np.log10(1 / curve.impostors)
+    third = (_JSON_POINTS - len(FARS) - 2) // 3
+    rates = np.concatenate([FARS, np.logspace(-np.log10(curve.impostors), 0, third), np.linspace(0, 1, third)])
     wanted = np.concatenate(
         [
-            np.searchsorted(far, np.logspace(low, 0, third)),
-            np.searchsorted(far, np.linspace(0, 1, third)),
+            np.searchsorted(far, rates * ROUNDING, side="right") - 1,
             np.searchsorted(tar, np.linspace(0, 1, third)),
             [0, len(far) - 1],
         ]
     )
-    kept = np.unique(np.minimum(wanted, len(far) - 1))
+    kept = np.unique(np.clip(wanted, 0, len(far) - 1))
     return {"far": far[kept].tolist(), "tar": tar[kept].tolist(), "threshold": threshold[kept].tolist()}
 
 

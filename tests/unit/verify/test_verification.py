@@ -10,6 +10,7 @@ from facetrain.embeddings.normalization import l2_normalize
 from facetrain.verify.metrics.curve_metrics import auc, equal_error_rate, tar_at_far, value_of
 from facetrain.verify.metrics.draws import Draws
 from facetrain.verify.metrics.fold_accuracy import THRESHOLDS, fold_accuracy, grid_roc, squared_distances
+from facetrain.verify.metrics.result import thin_curve
 from facetrain.verify.metrics.roc import eer_threshold, roc, threshold_at
 from facetrain.verify.metrics.scored_pairs import ScoredPairs, hardest_pairs, histogram
 from facetrain.verify.pair_protocol import rising_metrics, score_pairs, verification_result
@@ -153,6 +154,17 @@ def test_tar_at_a_far_below_one_impostor_pair_is_not_available():
     _, same = scores(400)
     metrics = metrics_of(np.random.default_rng(0).normal(size=(800, 4)), same)
     assert "tar@1e-02" in metrics and "tar@1e-03" not in metrics
+
+
+@pytest.mark.parametrize("decimals", [2, 9])
+def test_the_thinned_curve_has_the_rates_of_the_table(decimals):
+    distance, same = scores(30_000, decimals=decimals)
+    curve = roc(-distance, same)
+    points = thin_curve(curve)
+    assert len(points["far"]) <= 512
+    for far in (1e-1, 1e-2, 1e-3, 1e-4):
+        last = np.searchsorted(points["far"], far, side="right") - 1
+        assert points["tar"][last] == value_of(curve, partial(tar_at_far, far=far))
 
 
 @pytest.mark.parametrize("seed", range(5))
