@@ -10,8 +10,8 @@ QUOTE_ADVICE = (
 )
 
 
-def csv_rows(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number of the first line of each row, from 1, and its fields; empty lines are skipped.
+def csv_rows(lines: Iterable[str], *, skip_empty: bool = True) -> Iterator[tuple[int, list[str]]]:
+    """Yield the number of the first line of each row, from 1, and its fields: none for an empty line, if not skipped.
 
     Raises:
         csv.Error: the quotes of a row do not match; the message begins with its line.
@@ -19,7 +19,7 @@ def csv_rows(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
     line, reader = 1, csv.reader(lines, strict=True)
     try:
         for row in reader:
-            if row:
+            if row or not skip_empty:
                 yield line, row
             line = reader.line_num + 1
     except csv.Error as error:

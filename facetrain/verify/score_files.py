@@ -25,7 +25,7 @@ from facetrain.errors import DataError
 from facetrain.text import count_text, listed
 from facetrain.verify.metrics.score_scale import scale_of
 from facetrain.verify.metrics.scored_pairs import ScoredPairs
-from facetrain.verify.sets.csv_columns import finite_numbers, read_columns
+from facetrain.verify.sets.csv_columns import CsvTable, read_columns
 from facetrain.verify.sets.pair_set import PairSet, known_or_inferred_subjects
 from facetrain.verify.sets.slice_table import QUALITY, SliceTable, pair_values, slice_columns
 from facetrain.verify.sets.subjects import connected_subjects
@@ -60,18 +60,14 @@ def read_scores(path: Path) -> ScoreTable:
     Raises:
         DataError: the file cannot be read, lacks a column, or a row has a value that is not allowed.
     """
-    texts = read_columns(path)
-    if "score" not in texts:
+    table = read_columns(path)
+    if "score" not in table.columns:
         raise DataError(
             f"{path}: a score file needs a column score, higher for more similar (a negated distance); the columns "
-            f"are {listed(texts)}"
+            f"are {listed(table.columns)}"
         )
-    # Removed from the table: the texts of millions of numbers take seven times their memory.
-    score_P = finite_numbers(
-        path,
-        "score",
-        texts.pop("score"),
-        ". Give pairs that the system could not process the lowest score of the other rows",
+    score_P = table.take_numbers(
+        "score", ". Give pairs that the system could not process the lowest score of the other rows"
     )
     with np.errstate(over="ignore"):
         is_finite = not len(score_P) or bool(np.isfinite(np.ptp(score_P)))
@@ -79,7 +75,7 @@ def read_scores(path: Path) -> ScoreTable:
         raise DataError(
             f"{path}: column score: the differences of such scores are infinite; divide the scores"
         )
-    return _score_table(path, texts, score_P)
+    return _score_table(table, score_P)
 
 
 def scores_of_set(path: Path, target: PairSet) -> ScoredPairs:
@@ -109,10 +105,10 @@ def scores_of_same_pairs(table: ScoreTable, other: ScoreTable) -> ScoredPairs:
     return replace(table.scored, score_P=other.scored.score_P, scale=other.scored.scale)
 
 
-def _score_table(path: Path, texts: dict[str, list[str]], score_P: np.ndarray) -> ScoreTable:
-    same_P = _labels(path, texts)
+def _score_table(table: CsvTable, score_P: np.ndarray) -> ScoreTable:
+    path, same_P = table.path, _labels(table)
     index_P = np.arange(len(same_P))
-    people = _people(path, texts, same_P)
+    people = _people(table, same_P)
     # Scores do not say which images two pairs share: each pair has two images of its own. Without people, the two of a
     # genuine pair are one subject.
     subject_N = (
@@ -121,9 +117,10 @@ def _score_table(path: Path, texts: dict[str, list[str]], score_P: np.ndarray) -
         else connected_subjects(2 * index_P, 2 * index_P + 1, same_P, 2 * len(same_P))
     )
     scored = ScoredPairs(score_P, same_P, 2 * index_P, 2 * index_P + 1, subject_N, scale_of(score_P, same_P))
-    texts = {name: values for name, values in texts.items() if name not in _NO_SLICES}
-    quality = finite_numbers(path, QUALITY, texts.pop(QUALITY)) if QUALITY in texts else None
-    columns = slice_columns(path, texts)
+    quality = table.take_numbers(QUALITY) if QUALITY in table.columns else None
+    columns = slice_columns(
+        path, {name: values for name, values in table.columns.items() if name not in _NO_SLICES}
+    )
     names = [name.removesuffix("_1") for name in columns if name.endswith("_1") and name != "_1"]
     names = [name for name in names if f"{name}_2" in columns]
     if both := [name for name in names if name in columns]:
@@ -135,12 +132,12 @@ def _score_table(path: Path, texts: dict[str, list[str]], score_P: np.ndarray) -
     return ScoreTable(path, scored, SliceTable(columns, None, sides, quality), people)
 
 
-def _people(path: Path, texts: dict[str, list[str]], same_P: np.ndarray) -> list[str] | None:
+def _people(table: CsvTable, same_P: np.ndarray) -> list[str] | None:
     """Return the names of the people on both sides of each pair, (2P,); None without columns."""
-    given = [texts[name] for name in _SUBJECTS if name in texts]
+    given = [table.columns[name] for name in _SUBJECTS if name in table.columns]
     if len(given) == 1:
         raise DataError(
-            f"{path}: has only one of the columns {' and '.join(_SUBJECTS)}; give both, or neither"
+            f"{table.path}: has only one of the columns {' and '.join(_SUBJECTS)}; give both, or neither"
         )
     if not given:
         return None
@@ -148,29 +145,28 @@ def _people(path: Path, texts: dict[str, list[str]], same_P: np.ndarray) -> list
     if "" in people:  # rows without a name would count as one person
         row, side = divmod(people.index(""), 2)
         raise DataError(
-            f"{path}, row {row + 2}: {_SUBJECTS[side]} is empty; name every person, or remove both columns"
+            f"{table.place(row)}: {_SUBJECTS[side]} is empty; name every person, or remove both columns"
         )
     wrong = contradicting_pair(people, same_P.tolist())
     if wrong is not None:
         raise DataError(
-            f"{path}, row {wrong + 2}: genuine is {texts['genuine'][wrong]}, but the people are "
+            f"{table.place(wrong)}: genuine is {table.columns['genuine'][wrong]}, but the people are "
             f"{people[2 * wrong]!r} and {people[2 * wrong + 1]!r}; correct one of the columns"
         )
     return people
 
 
-def _labels(path: Path, texts: dict[str, list[str]]) -> np.ndarray:
-    if not texts.get("genuine"):
+def _labels(table: CsvTable) -> np.ndarray:
+    texts = table.columns.get("genuine")
+    if not texts:
         raise DataError(
-            f"{path}: no column genuine, or no rows below the header line; it has 1 for two images of one person and 0 "
-            "for two people"
+            f"{table.path}: no column genuine, or no rows below the header line; it has 1 for two images of one person "
+            "and 0 for two people"
         )
-    same = [_GENUINE.get(value.lower()) for value in texts["genuine"]]
+    same = [_GENUINE.get(text.lower()) for text in texts]
     if None in same:
         row = same.index(None)
-        raise DataError(
-            f"{path}, row {row + 2}: genuine is {texts['genuine'][row]!r}; allowed are 1, 0, true and false"
-        )
+        raise DataError(f"{table.place(row)}: genuine is {texts[row]!r}; allowed are 1, 0, true and false")
     return np.array(same, bool)
 
 

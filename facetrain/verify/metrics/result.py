@@ -225,7 +225,9 @@ def thin_curve(curve: Roc) -> dict[str, list[float]]:
     # Skip the first point: its threshold is infinite, which JSON cannot represent.
     far, tar, threshold = curve.far[1:], curve.tar[1:], curve.threshold[1:]
     third = (_JSON_POINTS - len(FARS) - 2) // 3
-    rates = np.concatenate([FARS, np.logspace(-np.log10(curve.impostors), 0, third), np.linspace(0, 1, third)])
+    rates = np.concatenate(
+        [FARS, np.logspace(-np.log10(curve.impostors), 0, third), np.linspace(0, 1, third)]
+    )
     wanted = np.concatenate(
         [
             np.searchsorted(far, rates * ROUNDING, side="right") - 1,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+from array import array
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -21,12 +23,46 @@ _MAX_SHARED = 1 << 12
 """Most different texts of a column that are looked up, so that equal texts are one object."""
 
 
-def read_columns(path: Path) -> dict[str, list[str]]:
-    """Read a CSV file: return the texts of each column by the name in its header line, without outer spaces.
+@dataclass(frozen=True)
+class CsvTable:
+    """Columns of a CSV file."""
+
+    path: Path
+    columns: dict[str, list[str]]
+    """Texts of each column, without outer spaces, by the name in the header line."""
+    lines: array[int]
+    """Line of the file, from 1, in which each row begins."""
+
+    def place(self, row: int) -> str:
+        """Return the file and the line of a row, for messages."""
+        return f"{self.path}, line {self.lines[row]}"
+
+    def take_numbers(self, column: str, advice: str = "") -> np.ndarray:
+        """Remove a column and return its finite numbers, float64 (P,).
+
+        The texts of millions of numbers take seven times their memory.
+
+        Raises:
+            DataError: a text is not a finite number; the message ends with the advice.
+        """
+        values = self.columns.pop(column)
+        number_P = np.fromiter(map(_number, values), np.float64, len(values))
+        wrong = np.flatnonzero(~np.isfinite(number_P))
+        if len(wrong):
+            raise DataError(
+                f"{self.place(wrong[0])}: {column} is {values[wrong[0]]!r}, not a finite number; {len(wrong):,} of "
+                f"{len(number_P):,} rows have no {column}{advice}"
+            )
+        return number_P
+
+
+def read_columns(path: Path) -> CsvTable:
+    """Read a CSV file.
 
     Empty lines are skipped, and so are columns without a name: pandas writes its row numbers as one, and spreadsheets
-    write several empty ones. Equal texts of a column with few different ones share their memory: a table of millions
-    of pairs takes about eight times its file.
+    write several empty ones. In a table of one column, an empty line is an empty value, except at the end. Equal texts
+    of a column with few different ones share their memory: a table of millions of pairs takes about eight times its
+    file.
 
     Raises:
         DataError: the file cannot be read, has too many columns or two of one name, or a row has quotes that do not
@@ -35,8 +71,8 @@ def read_columns(path: Path) -> dict[str, list[str]]:
     try:
         # Spreadsheets write a byte order mark first.
         with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = (row for _, row in csv_rows(file))
-            names = next(rows, None)
+            rows = csv_rows(file, skip_empty=False)
+            names = next((row for _, row in rows if row), None)
             if names is None:
                 raise DataError(f"{path}: cannot read the table: the file is empty")
             if len(names) > _MAX_COLUMNS:
@@ -48,25 +84,9 @@ def read_columns(path: Path) -> dict[str, list[str]]:
                 raise DataError(
                     f"{path}: has two columns with the name {listed(repeated[:1])}; rename one of them"
                 )
-            return _columns(path, names, rows)
+            return _table(path, names, _filled(rows, has_one_column=len(names) == 1))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: cannot read the table: {error_reason(error)}") from error
-
-
-def finite_numbers(path: Path, column: str, values: list[str], advice: str = "") -> np.ndarray:
-    """Return the numbers of a column, float64 (P,).
-
-    Raises:
-        DataError: a text is not a finite number; the message ends with the advice.
-    """
-    number_P = np.fromiter(map(_number, values), np.float64, len(values))
-    wrong = np.flatnonzero(~np.isfinite(number_P))
-    if len(wrong):
-        raise DataError(
-            f"{path}, row {wrong[0] + 2}: {column} is {values[wrong[0]]!r}, not a finite number; {len(wrong):,} of "
-            f"{len(number_P):,} rows have no {column}{advice}"
-        )
-    return number_P
 
 
 def plain_number(text: str, kind: type[int] | type[float]) -> float:
@@ -87,20 +107,37 @@ def _number(text: str) -> float:
         return float("nan")
 
 
-def _columns(path: Path, names: list[str], rows: Iterator[list[str]]) -> dict[str, list[str]]:
+def _filled(
+    rows: Iterable[tuple[int, list[str]]], *, has_one_column: bool
+) -> Iterator[tuple[int, list[str]]]:
+    """Drop the empty rows; between the others of one column, replace them by the empty value that they are."""
+    empty: list[int] = []
+    for line, row in rows:
+        if row:
+            yield from ((line, [""]) for line in empty)
+            empty.clear()
+            yield line, row
+        elif has_one_column:
+            empty.append(line)
+
+
+def _table(path: Path, names: list[str], rows: Iterator[tuple[int, list[str]]]) -> CsvTable:
     columns: list[list[str]] = [[] for _ in names]
     shared: list[dict[str, str]] = [{} for _ in names]
+    lines = array("q")
     while chunk := list(islice(rows, _ROWS_AT_ONCE)):
         # Checked before the columns are taken apart: zip would end at the shortest row.
-        wrong = next((at for at, row in enumerate(chunk) if len(row) != len(names)), None)
-        if wrong is not None:
-            raise DataError(
-                f"{path}, row {len(columns[0]) + wrong + 2}: {len(chunk[wrong])} fields, but the header line has "
-                f"{len(names)}"
-            )
-        for column, known, texts in zip(columns, shared, zip(*chunk, strict=True), strict=True):
+        for line, row in chunk:
+            if len(row) != len(names):
+                raise DataError(
+                    f"{path}, line {line}: {len(row)} fields, but the header line has {len(names)}"
+                )
+            lines.append(line)
+        for column, known, texts in zip(
+            columns, shared, zip(*(row for _, row in chunk), strict=True), strict=True
+        ):
             column += _with_shared_texts(map(str.strip, texts), known)
-    return {name: column for name, column in zip(names, columns, strict=True) if name}
+    return CsvTable(path, {name: column for name, column in zip(names, columns, strict=True) if name}, lines)
 
 
 def _with_shared_texts(texts: Iterator[str], known: dict[str, str]) -> Iterator[str]:

@@ -21,7 +21,7 @@ from facetrain.distinct import dense_ids
 from facetrain.errors import DataError
 from facetrain.telemetry.log import warn
 from facetrain.text import listed
-from facetrain.verify.sets.csv_columns import finite_numbers, read_columns
+from facetrain.verify.sets.csv_columns import CsvTable, read_columns
 
 _MAX_VALUES = 500
 """Largest number of different values in a column; each is a slice."""
@@ -54,39 +54,39 @@ def read_slice_table(path: Path, same_P: np.ndarray) -> SliceTable:
     Raises:
         DataError: the file cannot be read, or its number of rows or its subjects do not fit the set.
     """
-    texts = read_columns(path)
-    pairs, rows = len(same_P), len(next(iter(texts.values())))
+    table = read_columns(path)
+    pairs, rows = len(same_P), len(table.lines)
     if rows not in (pairs, 2 * pairs):
         raise DataError(
             f"{path}: {rows:,} rows, expected one for each of {pairs:,} pairs or of {2 * pairs:,} images"
         )
-    subject = texts.pop(_SUBJECT, None)
-    quality = finite_numbers(path, QUALITY, texts.pop(QUALITY)) if QUALITY in texts else None
+    ids = _subject_ids(table, same_P) if _SUBJECT in table.columns else None
+    quality = table.take_numbers(QUALITY) if QUALITY in table.columns else None
     if quality is not None and rows == 2 * pairs:
         quality = np.minimum(quality[0::2], quality[1::2])
-    columns, sides = slice_columns(path, texts), {}
+    columns, sides = slice_columns(path, table.columns), {}
     if rows == 2 * pairs:
         sides = {name: (value[0::2], value[1::2]) for name, value in columns.items()}
         columns = {name: pair_values(*values) for name, values in sides.items()}
-    ids = None if subject is None else _subject_ids(path, subject, same_P)
     return SliceTable(columns, ids, sides, quality)
 
 
-def _subject_ids(path: Path, subject: list[str], same_P: np.ndarray) -> np.ndarray:
+def _subject_ids(table: CsvTable, same_P: np.ndarray) -> np.ndarray:
+    subject = table.columns.pop(_SUBJECT)
     if len(subject) == len(same_P):
         raise DataError(
-            f"{path}: the column {_SUBJECT} needs one row for each of {2 * len(same_P):,} images; this table has one "
-            "for each pair"
+            f"{table.path}: the column {_SUBJECT} needs one row for each of {2 * len(same_P):,} images; this table has "
+            "one for each pair"
         )
     if "" in subject:  # images without a name would count as one person
         raise DataError(
-            f"{path}, row {subject.index('') + 2}: the column {_SUBJECT} is empty; name every person, or remove the "
+            f"{table.place(subject.index(''))}: the column {_SUBJECT} is empty; name every person, or remove the "
             "column"
         )
     wrong = contradicting_pair(subject, same_P.tolist())
     if wrong is not None:
         raise DataError(
-            f"{path}, row {2 * wrong + 2}: the column {_SUBJECT} contradicts the label of pair {wrong}, which shows "
+            f"{table.place(2 * wrong)}: the column {_SUBJECT} contradicts the label of pair {wrong}, which shows "
             f"{'one person' if same_P[wrong] else 'two people'}; the rows must be in the order of the set"
         )
     return dense_ids(subject)

@@ -155,17 +155,17 @@ def test_a_table_of_images_gives_the_subjects(tmp_path):
         read(tmp_path, ["subject"], [[n] for n in range(20)], 20)
 
 
-def test_subjects_that_contradict_the_labels_are_refused_with_the_row(tmp_path):
+def test_subjects_that_contradict_the_labels_are_refused_with_the_line(tmp_path):
     table = write(tmp_path / "t.csv", ["subject"], [[name] for name in "abccde"])
     assert read_slice_table(table, np.array([False, True, False])).subject.tolist() == [0, 1, 2, 2, 3, 4]
-    message = "t.csv, row 4: the column subject contradicts the label of pair 1, which shows two people; "
+    message = "t.csv, line 4: the column subject contradicts the label of pair 1, which shows two people; "
     with pytest.raises(DataError, match=message):
         read_slice_table(table, np.zeros(3, bool))
 
 
 def test_images_without_a_name_are_not_taken_for_one_person(tmp_path):
     rows = [[name, "f"] for name in ("a", "b", "c", "")]
-    with pytest.raises(DataError, match="row 5: the column subject is empty; name every person"):
+    with pytest.raises(DataError, match="line 5: the column subject is empty; name every person"):
         read(tmp_path, ["subject", "sex"], rows, 2)
 
 
