@@ -67,12 +67,41 @@ def test_accuracies_are_in_percent_with_the_published_ones_dashed_in_the_same_co
     (dashed,) = (line for line in axes.lines if line.get_linestyle() == "--")
     assert list(dashed.get_ydata()) == [25, 50] and lines["lfw"].get_ydata()[0] == 50
     assert dashed.get_color() == lines["lfw"].get_color() != lines["cfp_fp"].get_color()
-    (axes,) = draw_curve({"one": history(), "two": history()}, "accuracy").axes
-    assert {f"{run}: {name}" for run in ("one", "two") for name in NAMES} <= {
-        line.get_label() for line in axes.lines
-    }
     (axes,) = draw_curve({"begun": History()}, "accuracy").axes
     assert axes.get_legend() is None
+
+
+def test_a_run_has_one_color_in_all_figures_and_a_set_one_line_style():
+    verified_only = History()
+    verified_only.add({"step": 1, "lfw/accuracy": 0.5})
+    runs = {"a": verified_only, "b": history(), "c": history()}
+    (axes,) = draw_curve(runs, "loss").axes
+    color = {line.get_label(): line.get_color() for line in axes.lines}
+    (axes,) = draw_curve(runs, "accuracy").axes
+    texts = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert texts == [*runs, *sorted(NAMES)]
+    handle = dict(zip(texts, axes.get_legend().get_lines(), strict=True))
+    assert color == {name: handle[name].get_color() for name in "bc"}
+    drawn = [(line.get_color(), line.get_linestyle()) for line in axes.lines if len(line.get_xdata())]
+    expected = [
+        (handle[run].get_color(), handle[name].get_linestyle())
+        for run, history in runs.items()
+        for name in sorted(history.sets)
+    ]
+    assert drawn == expected and len(set(drawn)) == 9
+
+
+@pytest.mark.parametrize("panel", ["loss", "accuracy"])
+def test_the_legend_of_many_runs_takes_no_height_from_the_curves(panel):
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    figure = draw_curve({f"run {number}": history() for number in range(20)}, panel, width=7.5)
+    FigureCanvasAgg(figure).draw()
+    (axes,) = figure.axes
+    legend = axes.get_legend().get_window_extent()
+    assert axes.get_window_extent().height > legend.height
+    assert figure.bbox.y0 <= legend.y0 and legend.y1 <= figure.bbox.y1
+    assert len({line.get_color() for line in axes.get_legend().get_lines()[:20]}) == 20
 
 
 def test_the_learning_rate_test_is_drawn_as_far_as_it_came_with_a_line_at_the_chosen_rate():
