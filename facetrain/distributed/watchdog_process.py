@@ -180,6 +180,7 @@ class Watchdog:
         self._helpers, self._has_others = _Helpers(settings), len(settings.places) > 1
         # What the others know of this rank, and it of them.
         self._is_announced = self._knows_loss = False
+        self._is_gone = False
         self._warning, self._warns_at = "", float("inf")
         # When and why the rank is to be ended; the earliest deadline wins.
         self._deadline = float("inf")
@@ -232,6 +233,13 @@ class Watchdog:
         """End the rank if it is stopped, has not run for too long, or has not ended after the loss of another one."""
         if not self._pid:
             return
+        if _has_ended(self._pid):
+            # The pipe stays open where the rank has forked a process. One round later: the reason may be in the pipe.
+            if self._is_gone:
+                self._announce("ended")
+                self._pid = 0
+                return
+            self._is_gone = True
         self._silent_s += passed_s
         self._stopped_s = self._stopped_s + passed_s if is_stopped(self._pid) else 0.0
         # The process table and the pipe give facts; how long a step takes is none.
