@@ -58,7 +58,11 @@ def launch_ranks(arguments: list[str], where: Topology) -> int:
             if error.sigval == signal.SIGINT and not any(log_dir.glob("*/attempt_*")):
                 raise KeyboardInterrupt from None  # no rank has started that could report the signal
             return _failure_of_ranks(log_dir) or 128 + int(error.sigval)
-        except (RendezvousError, OSError, RuntimeError) as error:
+        except OSError as error:
+            raise LaunchError(
+                f"the processes of the ranks cannot be started: {error_reason(error)}"
+            ) from error
+        except (RendezvousError, RuntimeError) as error:
             raise LaunchError(_explain_rendezvous_failure(error, where.endpoint, log_dir)) from error
     return 0
 

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import shutil
@@ -5,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.distributed.elastic.multiprocessing import subprocess_handler
 from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 from torch.numa.binding import AffinityMode
 
@@ -14,6 +16,7 @@ from facetrain.distributed.elastic_agent import (
     _failure_of_ranks,
     _numa_options,
     _path_options,
+    launch_ranks,
 )
 from facetrain.distributed.process_lifetime import leave_exit_code
 from facetrain.distributed.topology import Topology
@@ -89,6 +92,15 @@ def test_an_abort_of_a_gpu_rank_names_both_causes_and_where_to_look(tmp_path):
         _exit_code(failed_ranks(tmp_path, aborted=(-6, "", False)))
     for word in ("SIGABRT", "train.timeout_s", "nccl_collectives_of_rank_0", "illegal access", "ECC"):
         assert word in str(ended.value)
+
+
+def test_processes_that_cannot_be_started_are_no_failure_of_the_rendezvous(monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess_handler.subprocess_handler, "Popen", refuse)
+    with pytest.raises(LaunchError, match="processes of the ranks cannot be started: Resource temporarily"):
+        launch_ranks([], Topology(nproc_per_node=1))
 
 
 def test_ranks_are_bound_to_the_cores_beside_their_gpus_where_that_is_possible(monkeypatch):
