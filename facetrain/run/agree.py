@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from facetrain.checkpoint.commit import CHECKPOINTS, point_latest, put_aside, step_folder
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.mirror import Mirror
+from facetrain.checkpoint.run_id import read_run_id
 from facetrain.config.loading import CONFIG_FILE
 from facetrain.config.own_code import allow_code_of, require_code_allowed
 from facetrain.config.paths import with_absolute_paths
@@ -148,14 +149,20 @@ def _bring_disk_to(plan: RunPlan, config: Config, ranks: Ranks, hosts: Hosts) ->
     """Bring the run folder of this rank's disk to the state from which the run begins; the first write of the run.
 
     Raises:
-        UsageError: a new run is to begin in a folder that has checkpoints, or other files that it must not replace.
-        CheckpointError: the checkpoint cannot be downloaded.
+        UsageError: a new run is to begin in a folder that has checkpoints, or other files that it must not replace; or
+            a run is to continue where this disk has another one.
+        CheckpointError: the checkpoint cannot be downloaded, or the id of the run cannot be read.
     """
     folder = Path(plan.folder)
     mirror = open_mirror(config, folder)
     if not hosts.is_owner:
         return
     if not ranks.is_leader:
+        if plan.resumes and (run_id := read_run_id(folder)) not in (None, plan.run_id):
+            raise UsageError(
+                f"{folder}: is another run (id {run_id}) than on the host of rank 0 (id {plan.run_id}); rename or "
+                "remove it on this host"
+            )
         clean_up(folder)
     if plan.step is None and has_checkpoints(folder):
         if not plan.restarted:

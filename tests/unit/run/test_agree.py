@@ -170,10 +170,25 @@ def test_a_rank_that_opens_an_image_folder_after_it_has_changed_ends_the_run(tmp
         open_same_data(second, plan, config)
 
 
+MIRRORED = {"data": {"train": "x"}, "checkpoint": {"mirror": "s3://bucket/runs"}}
+
+
+def test_a_host_whose_disk_has_another_run_of_the_name_leaves_it_alone(tmp_path):
+    config = build_config(MIRRORED, "x")
+    plan = RunPlan(
+        request=TrainRequest(), config=config, folder=str(tmp_path), run_id="a" * 16, step=2, inputs={}
+    )
+    (tmp_path / "run_id.txt").write_text("b" * 16)
+    unfinished = tmp_path / "checkpoints" / ".step_00000004.0123"
+    unfinished.mkdir(parents=True)
+    with pytest.raises(UsageError, match=f"another run .id {'b' * 16}. than on the host of rank 0"):
+        _bring_disk_to(plan, config, Ranks(1, 0, 2, 1, "agent"), Hosts())
+    assert unfinished.is_dir()
+
+
 def bring_empty_run_to(folder, *, restarted):
     """Bring the disk of a host to a run without a checkpoint, as its mirror has it."""
-    mirrored = {"data": {"train": "x"}, "checkpoint": {"mirror": "s3://bucket/runs"}}
-    config = build_config(mirrored, "x")
+    config = build_config(MIRRORED, "x")
     plan = RunPlan(
         request=TrainRequest(), config=config, folder=str(folder), run_id="a", restarted=restarted, inputs={}
     )
