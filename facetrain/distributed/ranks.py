@@ -53,8 +53,6 @@ class Ranks:
     launcher_id: str = ""
     """Host, number and start time of the elastic agent: the same for all ranks that it starts, and restarts; empty
     without one."""
-    restarts: int = 0
-    """Number of restarts before this start."""
     rendezvous: Rendezvous | None = None
     """What they know of each other; None for a single process."""
     set_timeout: Callable[[float], None] = lambda timeout_s: None

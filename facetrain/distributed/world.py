@@ -92,7 +92,6 @@ def assemble() -> Iterator[Ranks]:
         local_size=local_size,
         # Without an agent the parent can be a shell, in which a user starts one run after the other.
         launcher_id=_launcher_id() if has_agent() else "",
-        restarts=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
         rendezvous=rendezvous,
     )
     if ranks.is_leader and outside_launcher() and (has_agent() or not is_loopback(store_address()[0])):

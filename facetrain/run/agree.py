@@ -126,7 +126,7 @@ def _claim_folders(
 ) -> tuple[Hosts, bool]:
     """Claim the run folder on each disk; return the disks, and whether one has checkpoints of this job."""
     folder = Path(claim.folder)
-    folders = FolderClaim(launchers, ranks.restarts, lease)
+    folders = FolderClaim(launchers, lease)
     with ranks.failing_together():
         owns = owns_folder(ranks, folder, claim.token, has_mirror=claim.mirror is not None)
         if owns and not ranks.is_leader:

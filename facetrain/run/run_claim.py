@@ -47,7 +47,7 @@ def claim_run(
         UsageError: the request cannot be met: the config, the folder, another process that writes the run.
         RunError: the folder cannot be written to.
     """
-    folders = FolderClaim(launchers, ranks.restarts, lease)
+    folders = FolderClaim(launchers, lease)
     if request.command == "resume":
         folder, asked = recorded_config(request)
         folders.continued(folder)

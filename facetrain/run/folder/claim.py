@@ -15,7 +15,7 @@ from facetrain.files import creation_fault, os_errors_as
 from facetrain.models.model_file import MODEL_FILE
 from facetrain.run.folder.environment import launchers_in
 from facetrain.run.folder.lease import Lease
-from facetrain.run.folder.lock_file import LOCK_FILE
+from facetrain.run.folder.lock_file import LOCK_FILE, read_holder
 from facetrain.run.folder.run_state import FINISHED, read_state
 from facetrain.text import shell_path
 
@@ -25,14 +25,14 @@ class ExistingRunError(UsageError):
 
 
 class FolderClaim:
-    """Search for the folder of a run, by the elastic agents that started the job and whether they restarted it.
+    """Search for the folder of a run, by the elastic agents that started the job.
 
-    torch's elastic agent starts its ranks again after a failure. The folder lists the agents that have used it, so
-    that restarted ranks find their folder again.
+    torch's elastic agent starts its ranks again after a failure, or when a host joins. The folder lists the agents that
+    have used it, so that restarted ranks find their folder again.
     """
 
-    def __init__(self, launchers: Sequence[str], restarts: int, lease: Lease) -> None:
-        self._launchers, self._restarts, self._lease = launchers, restarts, lease
+    def __init__(self, launchers: Sequence[str], lease: Lease) -> None:
+        self._launchers, self._lease = launchers, lease
 
     def named(self, folder: Path, *, may_exist: bool = False) -> Path:
         """Create a folder that the user has named; it may exist if it holds no run, or with `may_exist`.
@@ -85,12 +85,18 @@ class FolderClaim:
         was_used = self.was_used(folder)
         if has_checkpoints(folder) and not was_used:
             raise existing_run(folder)
-        # Ranks that were killed before they wrote anything have left the folder empty, but for their lock.
-        is_left_empty = self._restarts > 0 and all(LOCK_FILE in path.name for path in folder.glob("*"))
-        created = self._create(folder, exist_ok=was_used or is_left_empty)
+        created = self._create(folder, exist_ok=was_used or self._has_left(folder))
         if folder != default and not was_used:
             print(f"{default} exists: the folder of this run is {folder}", flush=True)
         return created
+
+    def _has_left(self, folder: Path) -> bool:
+        """Return whether ranks of this job were killed before they had written more than the lock of a folder."""
+        with suppress(OSError):
+            holder = read_holder(folder / LOCK_FILE)
+            is_own = holder is not None and not set(holder.launchers).isdisjoint(self._launchers)
+            return is_own and all(LOCK_FILE in path.name for path in folder.glob("*"))
+        return False
 
     def _create(
         self, folder: Path, *, exist_ok: bool, instead: str = "give another --run-dir or run.dir"

@@ -10,8 +10,8 @@ from facetrain.run.folder.lease import Lease
 from facetrain.run.folder.run_state import FAILED, FINISHED, RUNNING, RunState
 
 
-def claimed(default, launcher, restarts=0):
-    return FolderClaim([launcher], restarts, Lease()).numbered(default)
+def claimed(default, launcher):
+    return FolderClaim([launcher], Lease()).numbered(default)
 
 
 def test_several_runs_of_one_name_get_numbers(tmp_path, capsys):
@@ -23,7 +23,7 @@ def test_several_runs_of_one_name_get_numbers(tmp_path, capsys):
     assert claimed(default, "c") == default.with_name("name-3")
     (second / "environment.json").write_text(json.dumps({"launchers": ["b"]}))
     capsys.readouterr()
-    assert claimed(default, "b", restarts=1) == second, "its ranks find it again"
+    assert claimed(default, "b") == second, "its ranks find it again"
 
 
 def test_a_link_that_leads_nowhere_takes_the_name_of_a_run(tmp_path, monkeypatch):
@@ -41,11 +41,14 @@ def test_a_link_that_leads_nowhere_takes_the_name_of_a_run(tmp_path, monkeypatch
 
 
 def test_restarted_ranks_find_their_folder(tmp_path):
-    mine = claimed(tmp_path / "name", "b")
-    assert claimed(mine, "b", restarts=1) == mine, "killed before anything was written"
-    (mine / "environment.json").write_text(json.dumps({"launchers": ["b"]}))
-    assert claimed(mine, "b") == mine
-    assert claimed(mine, "c") == tmp_path / "name-2"
+    with Lease() as lease:
+        mine = FolderClaim(["b"], lease).numbered(tmp_path / "name")
+        lease.lock(mine, ["b"])
+        assert claimed(mine, "b") == mine, "killed before anything else was written"
+        assert claimed(mine, "a") == tmp_path / "name-2", "another job leaves it to them"
+        (mine / "environment.json").write_text(json.dumps({"launchers": ["b"]}))
+        assert claimed(mine, "b") == mine
+        assert claimed(mine, "c") == tmp_path / "name-3"
 
 
 def test_only_folders_that_a_lease_has_created_and_that_are_empty_are_removed(tmp_path):
@@ -69,7 +72,7 @@ def test_a_folder_in_which_a_run_has_trained_may_be_writable_again(tmp_path, mon
     monkeypatch.setattr(claim, "creation_fault", lambda path: "Read-only file system")
     monkeypatch.setattr(claim, "complete_steps", lambda path: steps)
     with pytest.raises(kind, match="Read-only file system; .*give another --run-dir") as ended:
-        FolderClaim([], 0, Lease()).named(tmp_path, may_exist=True)
+        FolderClaim([], Lease()).named(tmp_path, may_exist=True)
     assert type(ended.value) is kind
 
 
@@ -77,30 +80,30 @@ def test_a_resume_whose_folder_cannot_be_written_is_not_advised_to_give_another_
     monkeypatch.setattr(claim, "creation_fault", lambda path: "Read-only file system")
     monkeypatch.setattr(claim, "complete_steps", lambda path: [2] if path.parent == tmp_path else [])
     with pytest.raises(RunError, match="cannot be written to: .*make it writable, or continue a copy"):
-        FolderClaim([], 0, Lease()).continued(tmp_path)
+        FolderClaim([], Lease()).continued(tmp_path)
     with pytest.raises(UsageError, match="cannot be created: .*; start in another folder"):
-        FolderClaim([], 0, Lease()).continued(tmp_path / "mirrored")
+        FolderClaim([], Lease()).continued(tmp_path / "mirrored")
 
 
 def test_the_second_run_of_a_script_under_torchrun_is_another_run(tmp_path, monkeypatch):
     default = tmp_path / "name"
     with Lease() as lease:
-        folder = FolderClaim(["agent"], 0, lease).numbered(default)
+        folder = FolderClaim(["agent"], lease).numbered(default)
         lease.lock(folder, ["agent"])
         (folder / "environment.json").write_text(json.dumps({"launchers": ["agent"]}))
         (folder / "checkpoints").mkdir()
         monkeypatch.setattr(claim, "complete_steps", lambda path: [2] if path.parent == default else [])
-        assert FolderClaim(["agent"], 0, Lease()).is_restart(folder), "a restarted process finds it"
-    assert claimed(default, "agent", restarts=1) == tmp_path / "name-2"
+        assert FolderClaim(["agent"], Lease()).is_restart(folder), "a restarted process finds it"
+    assert claimed(default, "agent") == tmp_path / "name-2"
     with pytest.raises(UsageError, match="already holds a run"):
-        FolderClaim(["agent"], 1, Lease()).named(default)
+        FolderClaim(["agent"], Lease()).named(default)
 
 
 def test_a_job_that_has_restarted_does_not_take_over_the_run_of_another_job(tmp_path, monkeypatch):
     (tmp_path / "environment.json").write_text(json.dumps({"launchers": ["other"]}))
     monkeypatch.setattr(claim, "complete_steps", lambda path: [2])
     with pytest.raises(UsageError, match="already holds a run"):
-        FolderClaim(["agent"], 1, Lease()).named(tmp_path)
+        FolderClaim(["agent"], Lease()).named(tmp_path)
 
 
 @pytest.mark.parametrize(
