@@ -26,6 +26,8 @@ from typing import Annotated
 
 import typer
 
+from facetrain.config.loading import load_config
+
 _ROOT = Path(__file__).resolve().parents[1]
 _LFW = "lfw_folds1-2"
 _ADAFACE_MILESTONES = (12 / 26, 20 / 26, 24 / 26)
@@ -97,11 +99,13 @@ class _Trainer:
         """Train, or return the training of an earlier call."""
         run = self.output / f"{name}_{seed}"
         finished = self.output / f"{run.name}.json"
-        model = run if ARMS[name].config else self.output / f"{run.name}.safetensors"
+        config = ARMS[name].config
+        model = run if config else self.output / f"{run.name}.safetensors"
         command = self._command(name, seed, run, model)
+        settings = [*command, load_config(_ROOT / config).model_dump_json()] if config else command
         if finished.exists():
             kept = json.loads(finished.read_text(encoding="utf-8"))
-            if kept.get("command") == command:  # and not of other data or another size
+            if kept.get("settings") == settings:  # and not of other data, another size or another config
                 return Training(**kept["training"])
         # What a killed call has left: a run of the same name would get another folder.
         shutil.rmtree(run, ignore_errors=True)
@@ -109,7 +113,7 @@ class _Trainer:
         start = time.perf_counter()
         cpu_seconds = _run_module(command)
         training = Training(str(model), cpu_seconds, time.perf_counter() - start)
-        kept = {"command": command, "training": asdict(training)}
+        kept = {"settings": settings, "training": asdict(training)}
         finished.write_text(json.dumps(kept), encoding="utf-8")
         return training
 

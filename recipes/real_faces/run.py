@@ -3,20 +3,25 @@
 
     python recipes/real_faces/run.py --data data/real --seeds 1 2 3
 
-Each finished training and evaluation is kept in `--output`; a second call continues after the last one.
+Each finished training and evaluation is kept in `--output`; a second call continues after the last one, and repeats
+those whose config, data or inputs have changed.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
+
+from facetrain.config.loading import load_config
 
 FOLDER = Path(__file__).resolve().parent
 RECIPES = {
@@ -40,7 +45,7 @@ METRICS = ("accuracy", "eer")
 
 @dataclass(frozen=True)
 class Step:
-    """Command of facetrain that writes a file; it is done if the file exists."""
+    """Command of facetrain that writes a file."""
 
     output: Path
     arguments: list[str]
@@ -90,6 +95,32 @@ def steps(data: Path, output: Path, recipes: Sequence[str], seeds: Sequence[int]
 def evaluation(report: Path, model: str, options: list[str]) -> Step:
     """Return the step that evaluates a model and writes its metrics as JSON."""
     return Step(report, ["eval", model, *options, "--json", str(report)])
+
+
+def take(made: Iterable[Step], record: Path) -> None:
+    """Take the steps that are not done yet, or were done with another command, config or input.
+
+    `record` is a file with a digest of these for each output.
+    """
+    kept: dict[str, str] = _read(record) if record.exists() else {}
+    digests: dict[str, str] = {}
+    for step in made:
+        is_training = step.arguments[0] == "train"
+        place = step.output.parent if is_training else step.output
+        inputs = [digests.get(word.rpartition("=")[2], "") for word in step.arguments]
+        config = load_config(Path(step.arguments[2])).model_dump_json() if is_training else ""
+        digest = hashlib.sha256(json.dumps([step.arguments, inputs, config]).encode()).hexdigest()
+        digests[str(place)] = digest
+        if kept.get(str(place)) != digest:
+            if is_training:
+                shutil.rmtree(place, ignore_errors=True)
+            place.unlink(missing_ok=True)
+            # Before the step: an interrupted training is continued.
+            kept[str(place)] = digest
+            record.write_text(json.dumps(kept, indent=1), encoding="utf-8")
+        if not step.output.exists():
+            print("facetrain", *step.arguments, flush=True)
+            subprocess.run([sys.executable, "-m", "facetrain", *step.arguments], check=True)
 
 
 def table(output: Path, recipes: Sequence[str], seeds: Sequence[int]) -> str:
@@ -162,10 +193,7 @@ def main() -> None:
         if not (options.data / path).exists():
             parser.error(f"--data: {options.data / path} does not exist")
     options.output.mkdir(parents=True, exist_ok=True)
-    for step in steps(options.data, options.output, options.recipes, options.seeds):
-        if not step.output.exists():
-            print("facetrain", *step.arguments, flush=True)
-            subprocess.run([sys.executable, "-m", "facetrain", *step.arguments], check=True)
+    take(steps(options.data, options.output, options.recipes, options.seeds), options.output / "steps.json")
     print(table(options.output, options.recipes, options.seeds))
 
 

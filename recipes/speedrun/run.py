@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean, stdev
 
+from facetrain.config.loading import load_config
+
 FOLDER = Path(__file__).resolve().parent
 LFW = "lfw_folds1-2"
 RECIPES = ("speedrun", "best", "plain")
@@ -41,14 +43,20 @@ class Result:
 
 
 def run_seed(recipe: str, seed: int, data: Path, output: Path) -> Result:
-    """Train a recipe with one seed and evaluate it, or read the result of an earlier call from `output`."""
+    """Train a recipe with one seed and evaluate it, or read the result of an earlier call from `output`.
+
+    A result of other data, or from before a change of the recipe, is made anew.
+    """
     run = output / f"{recipe}_{seed}"
     finished, report = output / f"{run.name}.json", output / f"{run.name}_lfw.json"
+    path, changes = FOLDER / f"{recipe}.yaml", [f"seed={seed}", f"data.train={data / 'faces_train'}"]
+    config = load_config(path, changes).model_dump_json()
     if finished.exists():
-        return Result(**json.loads(finished.read_text(encoding="utf-8")))
-    values = {"seed": seed, "data.train": data / "faces_train"}
-    settings = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
-    train = ["train", "--config", str(FOLDER / f"{recipe}.yaml"), "--run-dir", str(run), *settings]
+        kept = json.loads(finished.read_text(encoding="utf-8"))
+        if kept.get("config") == config:
+            return Result(**kept["result"])
+    settings = [word for change in changes for word in ("--set", change)]
+    train = ["train", "--config", str(path), "--run-dir", str(run), *settings]
     shutil.rmtree(
         run, ignore_errors=True
     )  # what a call without a result has left: the time is that of a whole run
@@ -60,7 +68,7 @@ def run_seed(recipe: str, seed: int, data: Path, output: Path) -> Result:
         _facetrain("eval", str(run), "--target", pairs, "--json", str(report), cache=cache)
     metrics = json.loads(report.read_text(encoding="utf-8"))["sets"][LFW]
     result = Result(seed, seconds, metrics["accuracy"], metrics["eer"])
-    finished.write_text(json.dumps(asdict(result)), encoding="utf-8")
+    finished.write_text(json.dumps({"config": config, "result": asdict(result)}), encoding="utf-8")
     return result
 
 

@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import shutil
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,40 @@ def test_every_step_is_a_command_of_facetrain(runner):
     assert averaged[1:3] == ["out/small_faces_1", "data/real/y1/model-symbol.json"]
     assert averaged[3:7] == ["--weight", "0.6", "--weight", "0.4"]
     assert evaluations[0][-4:] == ["--against", "out/labels_2", "--json", "out/distilled_2.json"]
+
+
+def test_steps_are_taken_once_and_again_after_a_change_of_their_config_data_or_inputs(
+    runner, tmp_path, monkeypatch
+):
+    shutil.copytree(FOLDER, tmp_path / "recipes")
+    monkeypatch.setitem(runner["steps"].__globals__, "FOLDER", tmp_path / "recipes")
+    taken = []
+
+    def pretend(command, *, check):
+        (output,) = (step.output for step in made if step.arguments == command[3:])
+        taken.append(output.stem if output.suffix == ".json" else output.parent.name)
+        output.parent.mkdir(exist_ok=True)
+        output.touch()
+
+    monkeypatch.setattr("subprocess.run", pretend)
+
+    def take(data="data"):
+        taken.clear()
+        made[:] = runner["steps"](Path(data), tmp_path / "out", ["labels", "distilled"], [1])
+        (tmp_path / "out").mkdir(exist_ok=True)
+        runner["take"](made, tmp_path / "out" / "steps.json")
+        return taken
+
+    made = []
+    assert len(take()) == 7 and not take()
+    with (tmp_path / "recipes" / "distilled.yaml").open("a") as file:
+        file.write("\nseed: 7\n")
+    assert take() == ["distilled_1", "distilled_1"]
+    # The other network is evaluated again, because it is compared with this one.
+    with (tmp_path / "recipes" / "labels.yaml").open("a") as file:
+        file.write("\nseed: 7\n")
+    assert take() == ["labels_1", "labels_1", "distilled_1"]
+    assert len(take("other")) == 7 and not take("other")
 
 
 def test_the_table_has_mean_spread_and_interval_in_percent(runner, tmp_path):

@@ -48,6 +48,13 @@ def test_a_run_is_trained_with_an_empty_cache_then_evaluated_and_kept(runner, tm
     assert "seed=3" in commands[0]
     assert runner["run_seed"]("speedrun", 3, Path("data/real"), tmp_path) == result
     assert len(commands) == 2
+    runner["run_seed"]("speedrun", 3, Path("data/other"), tmp_path)
+    assert len(commands) == 4
+    for name in ("speedrun", "best"):  # a recipe that was changed
+        (tmp_path / "speedrun.yaml").write_text((FOLDER / f"{name}.yaml").read_text())
+        monkeypatch.setitem(runner["run_seed"].__globals__, "FOLDER", tmp_path)
+        runner["run_seed"]("speedrun", 3, Path("data/other"), tmp_path)
+    assert len(commands) == 6
 
 
 def test_the_table_has_all_runs_and_their_means(runner):

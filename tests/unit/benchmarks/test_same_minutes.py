@@ -23,8 +23,12 @@ def test_all_recipes_train_the_same_network():
 def test_a_kept_training_of_other_settings_is_done_again(tmp_path, monkeypatch):
     commands = []
     monkeypatch.setattr(same_minutes, "_run_module", lambda command: commands.append(command) or 1.0)
-    for size in (32, 32, 112):
+    monkeypatch.setattr(same_minutes, "_ROOT", tmp_path)
+    config = tmp_path / ARMS["facetrain"].config
+    config.parent.mkdir(parents=True)
+    for size, seed in ((32, 1), (32, 1), (112, 1), (112, 2)):
+        config.write_text(f"data: {{train: faces}}\nseed: {seed}")
         trainer = same_minutes._Trainer(tmp_path / "data", tmp_path, size)
         (tmp_path / "facetrain_4_lfw.json").touch()
         trainer.train("facetrain", 4)
-    assert len(commands) == 2 and not (tmp_path / "facetrain_4_lfw.json").exists()
+    assert len(commands) == 3 and not (tmp_path / "facetrain_4_lfw.json").exists()
