@@ -42,6 +42,8 @@ _END_BYTES = 2 * tarfile.RECORDSIZE
 # What tarfile raises for damaged headers: MemoryError for a size of gigabytes; ValueError and OverflowError for numbers
 # of a PAX header that are none, or too long.
 _TAR_ERRORS = (tarfile.TarError, OSError, MemoryError, ValueError, OverflowError)
+Extent = tuple[int, int]
+"""Offset and size."""
 Place = tuple[int, int, int, int]
 """Offset and size of the header, and of the image."""
 Image = tuple[Place, str, int | str, bool]
@@ -163,7 +165,7 @@ def _read_members(
     try:
         with open_stream(path) as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
             # tarfile takes a damaged header for the end of the archive: `_require_end` finds it.
-            for name, member, content in _files(archive):
+            for name, header, content in _files(archive):
                 folder, _, file = name.rpartition("/")
                 stem, _, kind = file.partition(".")
                 key, suffix = f"{folder}/{stem}", "." + kind.lower()
@@ -177,11 +179,10 @@ def _read_members(
                             f"{path}: {printable(images[key][0])} and {printable(name)} are two images with one key, "
                             "the name up to its first dot; give them different keys, or remove one of them"
                         )
-                    header_bytes = member.offset_data - member.offset
-                    images[key] = name, (member.offset, header_bytes, content.offset_data, content.size)
-                elif suffix == ".cls" or (suffix == ".json" and content.size <= _MAX_LABEL_BYTES):
-                    opened = archive.extractfile(content)
-                    labels[key, suffix] = opened.read(_MAX_LABEL_BYTES + 1) if opened else b""
+                    images[key] = name, (*header, *content)
+                elif suffix == ".cls" or (suffix == ".json" and content[1] <= _MAX_LABEL_BYTES):
+                    stream.seek(content[0])
+                    labels[key, suffix] = stream.read(min(content[1], _MAX_LABEL_BYTES + 1))
                 elif suffix != ".json":
                     others.append((key, name))
             _require_end(path, archive.offset)
@@ -219,22 +220,24 @@ def _require_end(path: Path, offset: int) -> None:
         )
 
 
-def _files(archive: tarfile.TarFile) -> Iterator[tuple[str, tarfile.TarInfo, tarfile.TarInfo | None]]:
+def _files(archive: tarfile.TarFile) -> Iterator[tuple[str, Extent, Extent | None]]:
     """Yield path, header and content of the members that are no folders: of a hard link, the content of its file.
 
     The content is None if it cannot be read in place.
     """
-    file_of: dict[str, tarfile.TarInfo] = {}
-    for member in archive:
-        if member.isdir():
-            continue
-        name = _member_path(member.name)
-        content = file_of.get(_member_path(member.linkname)) if member.islnk() else member
-        if content is None or not content.isreg() or content.issparse():
-            yield name, member, None
-        else:
-            file_of[name] = content
-            yield name, member, content
+    content_of: dict[str, Extent] = {}
+    for member in iter(archive.next, None):
+        # tarfile keeps them all: kilobytes per image of an archive of millions.
+        archive.members.clear()  # type: ignore[attr-defined]
+        name, content = _member_path(member.name), None
+        if member.islnk():
+            content = content_of.get(_member_path(member.linkname))
+        elif member.isreg() and not member.issparse():
+            content = member.offset_data, member.size
+        if content is not None:
+            content_of[name] = content
+        if not member.isdir():
+            yield name, (member.offset, member.offset_data - member.offset), content
 
 
 def _member_path(name: str) -> str:

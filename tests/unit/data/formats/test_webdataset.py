@@ -8,6 +8,7 @@ import tarfile
 import pytest
 
 from facetrain.data.dataset import identity_name, original_name, skipped_files
+from facetrain.data.formats import webdataset
 from facetrain.data.formats.labels import number_identities
 from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import DataError
@@ -219,6 +220,12 @@ def test_hard_links_are_the_files_that_they_are_links_to(tmp_path):
     assert images_of(dataset) == [(label, encoded_image(1)) for label in (1, 1, 0)]
     assert [original_name(dataset, n) for n in range(3)] == ["set/1.png", "set/0.png", "set/2.png"]
     dataset.prefetch(0, 3)
+
+
+def test_no_members_stay_in_memory_while_a_shard_is_read(tmp_path):
+    write_tar(tmp_path / "a.tar", {f"ann/{n}.png": encoded_image(n) for n in range(9)})
+    with tarfile.open(tmp_path / "a.tar") as archive:
+        assert all(len(archive.members) <= 1 for _ in webdataset._files(archive))
 
 
 def test_a_folder_that_was_packed_as_a_dot_names_no_identity(tmp_path):
