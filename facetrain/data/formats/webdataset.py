@@ -11,9 +11,9 @@ from __future__ import annotations
 import io
 import tarfile
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -107,13 +107,37 @@ def _build_catalog(shards: list[Path], skipped: list[SkippedFile]) -> Columns:
             f"(up to {_MAX_LABEL_BYTES:,} bytes), such as the image at byte {offset:,}, and the others have one; copy "
             "the shard again, or add the files"
         )
+    if len(unlabeled):
+        _require_folders_of_identities(number_of_folder, shards[0].parent)
     label_of, identities = number_identities(list(number_of), shards[0].parent)
     label = label_of[np.array(identity_number, np.int32)]
     if not identities:
-        folders = list(number_of_folder)
+        folders = list(map(_name, number_of_folder))
         identities = names_of_folders(map(int, label), (folders[number] for number in folder_number))
     columns = columns_of_rows("file name_offset name_size offset size", rows)
     return Columns.of(**columns, label=label, identities=identities, skipped=skipped)
+
+
+def _require_folders_of_identities(folders: Collection[str], place: Path) -> None:
+    """Check that the paths of the folders with images can be those of one identity each.
+
+    Raises:
+        DataError: two of them have one name, such as ann/thumbs and bob/thumbs, or one is inside another.
+    """
+    folder_of: dict[str, str] = {}
+    for folder in folders:
+        outer = map(str, PurePosixPath(folder).parents)
+        other = next(filter(folders.__contains__, outer), None) or folder_of.setdefault(_name(folder), folder)
+        if other != folder:
+            raise DataError(
+                f"{place}: {printable(other)} and {printable(folder)} both have images, and it is not clear whether of "
+                "one person: an image without a .cls or .json file has the name of its folder as its identity; leave "
+                "out one of the folders, rename it, or move its images"
+            )
+
+
+def _name(folder: str) -> str:
+    return folder.rpartition("/")[2]
 
 
 def _images(path: Path, skipped: list[SkippedFile]) -> Iterator[Image]:
@@ -136,14 +160,14 @@ def _images(path: Path, skipped: list[SkippedFile]) -> Iterator[Image]:
         if suffix == ".cls" and key not in images:
             skip(key.lstrip("/") + suffix, "suffix", "a label, and no image has its key")
     for key, (_, place) in images.items():
-        folder = key.rpartition("/")[0].rpartition("/")[2]
-        identity: int | str = folder
+        folder = key.rpartition("/")[0]
+        identity: int | str = _name(folder)
         suffix = next((suffix for suffix in (".cls", ".json") if (key, suffix) in labels), "")
         if suffix:
             identity = _identity(
                 labels[key, suffix], suffix, f"{path}: {printable(key.lstrip('/') + suffix)}"
             )
-        elif not folder:
+        elif not identity:
             raise DataError(
                 f"{path}: image {printable(key[1:])} has neither a .cls or .json file (up to "
                 f"{_MAX_LABEL_BYTES:,} bytes) nor a folder that names its identity"
@@ -171,7 +195,7 @@ def _read_members(
                 key, suffix = f"{folder}/{stem}", "." + kind.lower()
                 if content is None:
                     skip(name, "special", "a link to no file before it, a sparse file or a device")
-                elif not stem:
+                elif any(part.startswith(".") and part != ".." for part in name.split("/")):
                     skip(name, "hidden", "a name begins with a dot")
                 elif suffix in IMAGE_SUFFIXES:
                     if key in images:

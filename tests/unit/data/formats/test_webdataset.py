@@ -161,6 +161,21 @@ def test_a_compressed_shard_is_refused_with_the_command_that_decompresses_it(tmp
             open_dataset(path)
 
 
+@pytest.mark.parametrize(
+    ("first", "last"), [("ann/2019", "bob/2019"), ("train/ann", "val/ann"), ("ann", "ann/thumbs/small")]
+)
+def test_an_image_whose_folder_may_not_be_an_identity_is_refused(tmp_path, first, last):
+    write_tar(tmp_path / "a.tar", {f"{last}/1.png": encoded_image(1)})
+    write_tar(tmp_path / "b.tar", {f"{first}/2.png": encoded_image(2), "cy/3.png": encoded_image(3)})
+    with pytest.raises(DataError, match=f"({first} and {last}|{last} and {first}) both have images"):
+        open_dataset(tmp_path)
+    for name, keys in (("a", ["1"]), ("b", ["2", "3"])):  # label files have the identities
+        images = {f"{folder}/{key}.png": encoded_image(int(key)) for folder in (first, last) for key in keys}
+        labels = {f"{folder}/{key}.cls": key.encode() for folder in (first, last) for key in keys}
+        write_tar(tmp_path / f"{name}.tar", images | labels)
+    assert open_dataset(tmp_path).num_images == 6
+
+
 @pytest.mark.parametrize("other", ["x/1.png", "x/1.JPG", "x/1.jpg"])
 def test_two_images_with_one_key_are_refused(tmp_path, other):
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
@@ -175,7 +190,7 @@ def test_two_images_with_one_key_are_refused(tmp_path, other):
 def test_members_that_are_not_read_are_listed_as_skipped(tmp_path):
     names = ["bob/photo.2019.jpg", "bob/1.jpg", "bob/1.txt", "bob/2.npy", "bob/._1.jpg"]
     names += ["bob/1.mask.png", "bob/1.large.jpg"]  # beside an image with their key
-    names += ["bob/3.cls"]
+    names += ["bob/3.cls", "bob/.thumbs/1.jpg", ".Trash/cy/1.jpg"]
     write_tar(tmp_path / "a.tar", {name: encoded_image(0) for name in names})
     with tarfile.open(tmp_path / "a.tar", "a") as archive:
         for name, kind, target in (
@@ -192,9 +207,10 @@ def test_members_that_are_not_read_are_listed_as_skipped(tmp_path):
         dataset = open_dataset(tmp_path)
         assert images_of(dataset) == [(0, encoded_image(0))]
         assert sorted((one.name, one.kind) for one in skipped_files(dataset)) == [
+            ("a.tar/.Trash/cy/1.jpg", "hidden"),
             ("a.tar/ann/2.jpg", "special"), ("a.tar/ann/3.jpg", "special"), ("a.tar/ann/4", "special"),
             ("a.tar/ann/5.jpg", "special"),
-            ("a.tar/bob/._1.jpg", "hidden"),
+            ("a.tar/bob/._1.jpg", "hidden"), ("a.tar/bob/.thumbs/1.jpg", "hidden"),
             ("a.tar/bob/2.npy", "suffix"), ("a.tar/bob/3.cls", "suffix"), ("a.tar/bob/photo.2019.jpg", "suffix"),
         ]  # fmt: skip
 
