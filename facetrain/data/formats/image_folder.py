@@ -14,6 +14,7 @@ import numpy as np
 from facetrain.data.beside_dataset import BESIDE_IDENTITIES
 from facetrain.data.column_cache import Columns
 from facetrain.data.formats.base import CatalogDataset, Format
+from facetrain.data.formats.labels import require_names
 from facetrain.data.formats.names import SUFFIXES
 from facetrain.data.images.header import IMAGE_SUFFIXES, is_image_name, size_fault
 from facetrain.data.skipped_files import SkippedFile
@@ -90,7 +91,7 @@ def open_folder(folder: Path) -> CatalogDataset:
     """Open a folder with one subfolder per identity; labels follow the sorted names of subfolders with images.
 
     Raises:
-        DataError: there are no images.
+        DataError: there are no images, or `require_names` refuses the name of a subfolder.
     """
     skipped: list[SkippedFile] = []
 
@@ -127,6 +128,7 @@ def open_folder(folder: Path) -> CatalogDataset:
             f"({', '.join(sorted(IMAGE_SUFFIXES))}); give the folder that has the identities; "
             + _other_inputs(folder, skipped)
         )
+    require_names(identities, folder)
     name_size = np.array(name_sizes, np.int32)
     columns = Columns.of(
         label=np.array(labels, np.int32),

@@ -29,7 +29,7 @@ import numpy as np
 from facetrain.data.column_cache import Columns, cached_columns, path_in_cache_folder
 from facetrain.data.formats.base import CatalogDataset, Format, catalog_path
 from facetrain.data.formats.image_folder import FileDataset
-from facetrain.data.formats.labels import number_identities, refuse_negative, require_labels
+from facetrain.data.formats.labels import number_identities, require_labels
 from facetrain.data.images.header import IMAGE_SUFFIXES, MAX_PIXELS, is_image_name
 from facetrain.data.skipped_files import SkippedFile
 from facetrain.errors import DataError
@@ -273,8 +273,6 @@ def label_identities(identities: Sequence[str], place: str) -> tuple[np.ndarray,
         DataError: a number is negative, too large or not whole, or is also written in an unusual way: 7 and 007 may
             be two people. The message begins with `place`.
     """
-    for identity in identities:
-        refuse_negative(identity, place)
     if any("_" in identity for identity in identities):  # which NumPy reads as digits of one number
         return number_identities(identities, place)
     try:

@@ -5,11 +5,13 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from facetrain.errors import DataError
+from facetrain.text import printable
 
 MAX_LABEL = 2**31
 """Labels are int32, below this number."""
@@ -30,24 +32,39 @@ def require_labels(number_N: np.ndarray, place: object) -> np.ndarray:
     # As float64: the limit is beyond the largest number of 16 bits.
     wrong_N = ~are_labels(number_N.astype(np.float64))
     if wrong_N.any():
-        first = int(np.argmax(wrong_N))
+        wrong = number_N[np.argmax(wrong_N)]
+        if wrong < 0:
+            raise _negative(wrong, place)
         raise DataError(
-            f"{place}: the label {number_N[first]} is not a whole number from 0 to 2^31; number the identities from 0"
+            f"{place}: the label {wrong} is not a whole number from 0 to 2^31; number the identities from 0"
         )
     return number_N.astype(np.int32)
 
 
-def refuse_negative(identity: str, place: object) -> None:
-    """Refuse a negative number among identities: names, too, may have -1 beside them for all unknown people.
+def _negative(label: object, place: object) -> DataError:
+    return DataError(
+        f"{place}: the label {label} is negative, as those of unknown people are; leave out their images, and number "
+        "the identities from 0"
+    )
+
+
+def require_names(names: Iterable[str], place: object) -> None:
+    """Check that different names are different people.
 
     Raises:
-        DataError: the text is one; the message begins with `place`.
+        DataError: a name is a negative number, as -1 beside names for all unknown people is, or two have different
+            characters for the same letters: é is one character (Unicode's NFC) or, in files of macOS, two (NFD). The
+            message begins with `place`.
     """
-    if _NEGATIVE_NUMBER.fullmatch(identity):
-        raise DataError(
-            f"{place}: the label {identity} is negative, as those of unknown people are; leave out their images, and "
-            "number the identities from 0"
-        )
+    composed: dict[str, str] = {}
+    for name in names:
+        if _NEGATIVE_NUMBER.fullmatch(name):
+            raise _negative(name, place)
+        if not name.isascii() and composed.setdefault(unicodedata.normalize("NFC", name), name) != name:
+            raise DataError(
+                f"{place}: the identity {printable(name)} is written in two ways that look alike (Unicode's NFC and "
+                "NFD); write it in one way"
+            )
 
 
 def number_identities(identities: Sequence[int | str], place: object) -> tuple[np.ndarray, list[str]]:
@@ -56,13 +73,15 @@ def number_identities(identities: Sequence[int | str], place: object) -> tuple[n
     Numbers are labels without names. If one identity is a text, the labels are the ranks in sorted order.
 
     Raises:
-        DataError: a number is negative or too large; the message begins with `place`.
+        DataError: a number is negative or too large, or a name is refused by `require_names`; the message begins with
+            `place`.
     """
     distinct = set(identities)
     if all(isinstance(identity, int) for identity in distinct):
         return require_labels(np.array(identities, np.float64), place), []
     # A number before the same text: without an order of the two, each process could number them differently.
     ordered = sorted(distinct, key=lambda identity: (str(identity), isinstance(identity, str)))
+    require_names((identity for identity in ordered if isinstance(identity, str)), place)
     label_of = {identity: label for label, identity in enumerate(ordered)}
     labels = np.fromiter((label_of[identity] for identity in identities), np.int32, len(identities))
     return labels, [str(identity) for identity in ordered]

@@ -134,6 +134,11 @@ def _build_catalog(files: Sequence[Path], skipped: list[SkippedFile]) -> Columns
                 f"{listed(names[-1])}); write them as one dataset, or put them into two folders and train on a mixture "
                 "of them"
             )
+        if (labels[-1].dtype.kind == "O") != (labels[0].dtype.kind == "O"):
+            raise DataError(
+                f"{files[0]} and {path}: the labels of one are texts, those of the other numbers; write the labels of "
+                "all files in one way"
+            )
         rows.append(np.insert(places, 0, number, axis=1))
     numbered, identities = arrow_columns.number_labels(np.concatenate(labels), names[0], files[0].parent)
     return Columns.of(

@@ -9,6 +9,7 @@ Compressed shards are refused: gzip has no random access.
 from __future__ import annotations
 
 import io
+import re
 import tarfile
 from array import array
 from collections.abc import Callable, Collection, Iterator
@@ -26,7 +27,7 @@ from facetrain.data.formats.base import (
     columns_of_rows,
     files_in,
 )
-from facetrain.data.formats.labels import names_of_folders, number_identities, refuse_negative
+from facetrain.data.formats.labels import names_of_folders, number_identities
 from facetrain.data.formats.names import SUFFIXES
 from facetrain.data.formats.shard_names import training_shards
 from facetrain.data.images.header import IMAGE_SUFFIXES
@@ -38,6 +39,8 @@ from facetrain.text import printable, shell_path
 
 _LABEL_KEYS = ("label", "identity", "class", "cls")
 _MAX_LABEL_BYTES = 1 << 20
+_USUAL_NUMBER = re.compile(r"(0|[1-9]\d{0,8})(\.0*)?", re.ASCII)
+"""Number without leading zeros: 7 and 007 may be two people."""
 _END_BYTES = 2 * tarfile.RECORDSIZE
 # What tarfile raises for damaged headers: MemoryError for a size of gigabytes; ValueError and OverflowError for numbers
 # of a PAX header that are none, or too long.
@@ -284,10 +287,8 @@ def _identity(content: bytes, suffix: str, location: str) -> int | str:
         raise DataError(
             f"{location}: contains no identity of up to {_MAX_LABEL_BYTES:,} bytes (keys: {', '.join(_LABEL_KEYS)})"
         ) from error
-    refuse_negative(value, location)
-    # A number only as it is usually written: 7 and 007 may be two people.
-    is_number = value.isascii() and value.isdigit() and len(value) < 10 and str(int(value)) == value
-    return int(value) if is_number else value
+    number = _USUAL_NUMBER.fullmatch(value)
+    return int(number[1]) if number else value
 
 
 def _label_of_json(fields: Any) -> str:

@@ -53,6 +53,25 @@ def test_a_folder_per_identity_is_a_dataset(tmp_path):
         open_dataset(tmp_path, min_images_per_identity=3)
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("jos\N{LATIN SMALL LETTER E WITH ACUTE}", "jos\N{LATIN SMALL LETTER E WITH ACUTE} is written in two ways"),
+     ("-1", "the label -1 is negative")],
+)  # fmt: skip
+@pytest.mark.parametrize("form", ["folder", "tar", "list"])
+def test_names_that_are_not_one_person_each_are_refused(tmp_path, form, name, message):
+    people = ("jose\N{COMBINING ACUTE ACCENT}", name)
+    for person in people:
+        (tmp_path / "all" / person).mkdir(parents=True)
+        (tmp_path / "all" / person / "1.png").write_bytes(encoded_image(0))
+    path = {"folder": tmp_path / "all", "tar": tmp_path / "a.tar", "list": tmp_path / "a.txt"}[form]
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        archive.add(tmp_path / "all", ".")
+    (tmp_path / "a.txt").write_text("".join(f"all/{person}/1.png\t{person}\n" for person in people))
+    with pytest.raises(DataError, match=message):
+        open_dataset(path)
+
+
 def test_the_files_that_facetrain_writes_into_an_image_folder_are_not_left_out_of_it(tmp_path):
     (tmp_path / "ann").mkdir()
     names = ("landmarks.npy", "landmarks.names.sha256", "dataset_card.yaml", "skipped.csv", "notes.csv")

@@ -171,7 +171,8 @@ def test_two_labels_that_are_no_utf8_are_two_identities(tmp_path):
 @pytest.mark.parametrize(
     ("labels", "named"),
     [([0, 1, None, 2, None], "2 rows"), (["ann", None], "1 row has"), ([1, float("nan")], "nan"), ([1, 0.5], "0.5"),
-     ([1, float("inf")], "inf"), ([True, True], "type bool"), (np.array([1, -1], "float16"), "-1.0")],
+     ([1, float("inf")], "inf"), (["5", "-1"], "label -1 is negative"),
+     ([True, True], "type bool"), (np.array([1, -1], "float16"), "-1.0")],
 )  # fmt: skip
 def test_other_labels_are_refused(tmp_path, labels, named):
     with pytest.raises(DataError, match=named):
@@ -238,6 +239,13 @@ def test_a_file_of_another_split_that_is_added_later_is_listed_as_left_out(tmp_p
     assert not skipped_files(open_dataset(tmp_path))
     write_named(tmp_path / "test-00000-of-00001.parquet", ["cy", "dan"])
     assert [one.name for one in skipped_files(open_dataset(tmp_path))] == ["test-00000-of-00001.parquet"]
+
+
+def test_files_of_which_one_has_numbers_as_labels_and_the_other_texts_are_refused(tmp_path):
+    write_labels(tmp_path / "a.parquet", [7])
+    write_labels(tmp_path / "b.parquet", ["7"])
+    with pytest.raises(DataError, match=r"a\.parquet and .*b\.parquet: the labels of one are texts"):
+        open_dataset(tmp_path)
 
 
 @pytest.mark.parametrize("renamed", ["image", "label"])

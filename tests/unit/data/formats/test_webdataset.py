@@ -101,7 +101,7 @@ def test_a_json_label_that_is_no_whole_number_or_text_is_refused(tmp_path, label
 def test_a_negative_label_is_refused_and_no_identity_of_all_unknown_people(tmp_path, name, content):
     members = {"0.png": encoded_image(0), "0.cls": b"0", "1.png": encoded_image(1), name: content}
     write_tar(tmp_path / "a.tar", members)
-    with pytest.raises(DataError, match=rf"{name}: the label -1\S* is negative"):
+    with pytest.raises(DataError, match=r"the label -1\S* is negative"):
         open_dataset(tmp_path)
 
 
@@ -278,6 +278,8 @@ def test_a_label_file_that_is_too_long_is_refused(tmp_path):
         # 7 and 007 may be two people.
         ({"0.png": None, "0.cls": b"7", "1.png": None, "1.cls": b"007", "2.png": None, "2.cls": b"7"},
          ["7", "007", "7"]),
+        ({"0.png": None, "0.cls": b"7", "1.png": None, "1.cls": b"7.0", "2.png": None, "2.cls": b"7."},
+         ["7", "7", "7"]),
         # The .cls file counts; the folder is not the folder of one identity.
         ({"set/1.png": None, "set/1.cls": b"1", "set/1.json": b'{"source": "x"}',
           "set/2.json": b'{"label": 0}', "set/2.png": None}, ["1", "0"]),
