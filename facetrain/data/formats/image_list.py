@@ -1,7 +1,7 @@
 """List files: one image path and its identity per line.
 
     path <tab> identity                         in either order; also separated by a comma or spaces
-    number <tab> identity … <tab> path          im2rec's .lst; of several labels, the first counts
+    number <tab> identity … <tab> path          im2rec's .lst; of several labels between tabs, the first counts
     1 <tab> path <tab> identity                 InsightFace's .lst; 1: the image is an aligned face
     0 <tab> path <tab> identity [<tab> 4 numbers of a box [<tab> x1 … x5 y1 … y5]]    a photo, perhaps with landmarks
     path <space> 0 <space> identity [<space> 0]      MagFace's training list
@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import math
+import os
 import re
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -81,7 +82,7 @@ FORMAT = Format("list file", open_list)
 
 def _build_catalog(path: Path) -> Columns:
     offset, size, identity_number = array("q"), array("i"), array("i")
-    points, digest = array("f"), array("q")
+    points, digest, im2rec_number = array("f"), array("q"), array("d")
     number_of: dict[str, int] = {}
     with path.open("rb") as file:
         for entry in list_entries(file, str(path)):
@@ -91,8 +92,11 @@ def _build_catalog(path: Path) -> Columns:
                 points.extend(entry.points or [np.nan] * _POINT_NUMBERS)
             offset.append(entry.start)
             size.append(len(entry.path.encode()))
-            digest.append(hash(entry.path))
+            digest.append(hash(os.path.normpath(entry.path)))
             identity_number.append(number_of.setdefault(entry.identity, len(number_of)))
+            if entry.number is not None:
+                im2rec_number.append(entry.number)
+    _require_different(im2rec_number, path)
     label, identities = label_identities(list(number_of), str(path))
     label = label[np.array(identity_number, np.int32)]
     kept, skipped = _without_repeats(path, offset, size, label, np.array(digest, np.int64))
@@ -105,6 +109,17 @@ def _build_catalog(path: Path) -> Columns:
         label=label[kept], identities=identities, skipped=skipped, **columns,
         name_offset=np.array(offset, np.int64)[kept], name_size=np.array(size, np.int32)[kept],
     )  # fmt: skip
+
+
+def _require_different(numbers: array[float], path: Path) -> None:
+    """Check that im2rec's numbers of images differ: identities in their place, such as before a frame, do not."""
+    ordered = np.sort(np.array(numbers))
+    repeats = ordered[1:][ordered[1:] == ordered[:-1]]
+    if len(repeats):
+        raise DataError(
+            f"{path}: two lines begin with the number {repeats[0]:.0f}, and im2rec's lists number the images there; "
+            "write the path, a tab, and the identity alone"
+        )
 
 
 def _without_repeats(
@@ -121,7 +136,7 @@ def _without_repeats(
             return printable(file.read(size[row]).decode())
 
         for first, row in zip(order[repeats].tolist(), order[repeats + 1].tolist(), strict=True):
-            if name(first) != name(row):  # two texts with one hash
+            if os.path.normpath(name(first)) != os.path.normpath(name(row)):  # two texts with one hash
                 continue
             if label[first] != label[row]:
                 raise DataError(f"{path}: {name(row)} has two identities; keep the line with the right one")
@@ -139,6 +154,8 @@ class ListEntry(NamedTuple):
     identity: str
     points: list[float] | None = None
     """Landmarks of a photo, x1 … x5 y1 … y5, in pixels, or infinite if the list has none; None: of no photo."""
+    number: float | None = None
+    """First field of a line of im2rec's list."""
 
 
 def list_entries(lines: Iterable[bytes], place: str) -> Iterator[ListEntry]:
@@ -147,7 +164,7 @@ def list_entries(lines: Iterable[bytes], place: str) -> Iterator[ListEntry]:
     Raises:
         DataError: a line is not understood.
     """
-    start = 0
+    start, has_header = 0, False
     for number, line in enumerate(lines, start=1):
         try:
             text = line.decode("utf-8").strip().removeprefix(_BYTE_ORDER_MARK)
@@ -164,8 +181,9 @@ def list_entries(lines: Iterable[bytes], place: str) -> Iterator[ListEntry]:
             identity = fields[1 if column != 1 else 2 if len(fields) > 2 else 0]
             is_photo = column == 1 and len(fields) > 2 and fields[0] == _PHOTO
             is_insightface = is_photo or (column == 1 and len(fields) == 3 and fields[0] == _ALIGNED)
-            # A column between them, such as a box or the name of a split, would be taken for the identity.
-            is_clear = len(fields) == 2 or _is_im2rec(fields) or is_insightface
+            # A column between them, such as a box, an age or the name of a split, would be taken for the identity.
+            is_im2rec = _is_im2rec(fields) and not has_header and (len(fields) == 3 or "\t" in text)
+            is_clear = len(fields) == 2 or is_im2rec or is_insightface
             offset = line.find(fields[column].encode())
             if offset < 0 or not identity or not is_clear:
                 raise DataError(
@@ -176,12 +194,15 @@ def list_entries(lines: Iterable[bytes], place: str) -> Iterator[ListEntry]:
                 points = _photo_points(fields[3:]) if is_photo else None
             except ValueError as error:
                 raise DataError(f"{place}, line {number}: {error}; correct the line, or remove it") from error
-            yield ListEntry(start + offset, fields[column], identity, points)
+            record = float(fields[0]) if is_im2rec else None
+            yield ListEntry(start + offset, fields[column], identity, points, record)
         elif text and (number > 1 or _NO_HEADER.fullmatch(text)):
             raise DataError(
                 f"{place}, line {number}: {text[:60]!r} does not name an image "
                 f"({', '.join(sorted(IMAGE_SUFFIXES))}) and its identity{_found(text)}"
             )
+        elif text:
+            has_header = not text.startswith("#")
         start += len(line)
 
 
