@@ -59,7 +59,7 @@ def image_fields(column: Any) -> tuple[Any, Any]:
     if types.is_struct(column.type):
         fields = dict(zip((field.name for field in column.type), column.flatten(), strict=True))
     images, paths = fields.get("bytes"), fields.get("path")
-    if images is not None and not (types.is_binary(images.type) or types.is_large_binary(images.type)):
+    if images is not None and not _is_any(images.type, _BYTES):
         images = None
     return images, paths if paths is not None and _is_any(paths.type, _TEXTS) else None
 

@@ -157,15 +157,21 @@ def _places(file: Any, path: Path, image: str) -> np.ndarray:
     The offset is −1 if an image is not in place; the size is −1 if a row has no image. A plain column without
     compression stores each value as its length and its bytes. The values that pyarrow decodes are searched in this
     order, so an image whose place is known is the one that pyarrow reads.
+
+    Raises:
+        DataError: the column has no bytes.
     """
     places, position = [], 0
     # Not by the metadata of the columns: pyarrow ends the process if they are damaged.
     raw = PositionalFile(path)
     for group in range(file.metadata.num_row_groups):
         images = _read_group(file, group, image)[0]
-        rows = file.metadata.row_group(group).num_rows
-        values = [None] * rows if images is None else images.to_pylist()
-        for row, value in enumerate(values):
+        if images is None:
+            kind = printable(str(file.schema_arrow.field(image).type))[:100]
+            raise DataError(
+                f"{path}: column {image} has values of type {kind}; expected bytes, or structs with a field `bytes`"
+            )
+        for row, value in enumerate(images.to_pylist()):
             start, size = -1, -1 if value is None else len(value)
             if value is not None and position >= 0:
                 stored = len(value).to_bytes(_LENGTH_BYTES, "little") + value
