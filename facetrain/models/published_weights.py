@@ -30,8 +30,11 @@ _CVLFACE_PREFIXES = ("model.net.", "net.")
 _LIGHTNING_PREFIX = "model."
 """Prefix of the backbone's parameter names in AdaFace's checkpoints."""
 _MAGFACE = "MagFace"
-_MAGFACE_PREFIXES = ("features.module.", "features.")
-"""Prefixes of the backbone's parameter names in MagFace's checkpoints, of several GPUs and of one."""
+_MAGFACE_PREFIX = "features.module."
+_FEATURES_PREFIX = "features."
+"""Prefixes of the backbone's parameter names in MagFace's checkpoints; the second one is also used by others."""
+_MAGFACE_CENTERS = "fc.weight"
+"""Name of the class centers (D, C) in MagFace's checkpoints; a linear layer of torch would have (C, D)."""
 _MAGFACE_EPSILON = 2e-5
 """Epsilon of all batch norms of MagFace (models/iresnet.py)."""
 _COLOR_ORDERS = {"AdaFace": "BGR", _MAGFACE: "BGR"}
@@ -121,9 +124,13 @@ def _backbone_of(weights: Mapping[str, Tensor]) -> tuple[str, dict[str, Tensor]]
         # A network of one's own may have a part with the name `net`.
         if any(f"{prefix}{name}" in weights for name in ("input_layer.0.weight", *_FIRST_LAYERS)):
             return "CVLface", below(weights, prefix)
-    for prefix in _MAGFACE_PREFIXES:
-        if f"{prefix}features.running_var" in weights:
-            return _MAGFACE, below(weights, prefix)
+    if f"{_MAGFACE_PREFIX}features.running_var" in weights:
+        return _MAGFACE, below(weights, _MAGFACE_PREFIX)
+    last = weights.get(f"{_FEATURES_PREFIX}features.running_var")
+    if last is not None:
+        centers = weights.get(_MAGFACE_CENTERS)
+        is_magface = centers is not None and centers.shape[:1] == last.shape
+        return _MAGFACE if is_magface else "IResNet", below(weights, _FEATURES_PREFIX)
     if f"{_LIGHTNING_PREFIX}input_layer.0.weight" in weights:
         return "AdaFace", below(weights, _LIGHTNING_PREFIX)
     if "input_layer.0.weight" not in weights:

@@ -118,3 +118,15 @@ def test_converted_weights_of_magface_give_its_embeddings(tmp_path, prefix):
     rgb = torch.rand(2, 3, SIZE, SIZE)
     with torch.no_grad():
         torch.testing.assert_close(network(rgb), published(rgb.flip(1)), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("head", [{}, {"fc.weight": torch.ones(5, 8)}])
+def test_an_own_network_with_a_part_named_as_in_magface_is_not_taken_for_it(tmp_path, head):
+    own = IResNet(LAYERS, WIDTHS, embedding_size=8, image_size=SIZE).state_dict()
+    state = {f"features.{name}": value for name, value in own.items()} | head
+    with pytest.raises(ModelError, match="does not state whether its network takes RGB or BGR"):
+        convert_published(state, tmp_path / "m.ckpt")
+    (tmp_path / "m.yaml").write_text("color_space: RGB")
+    converted = convert_published(state, tmp_path / "m.ckpt")
+    assert (converted.program, converted.takes_fractions) == ("IResNet, trained on RGB", False)
+    assert all(torch.equal(converted.weights[name], value) for name, value in own.items())
