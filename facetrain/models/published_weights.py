@@ -38,7 +38,7 @@ _MAGFACE_CENTERS = "fc.weight"
 _MAGFACE_EPSILON = 2e-5
 """Epsilon of all batch norms of MagFace (models/iresnet.py)."""
 _COLOR_ORDERS = {"AdaFace": "BGR", _MAGFACE: "BGR"}
-"""Programs with names of their own, all of whose networks were trained on one order of the channels."""
+"""Programs with names of their own, all of whose published networks were trained on one order of the channels."""
 _FIRST_LAYERS = ("conv1.weight", "patch_embed.proj.weight")
 """Weights of the layer that takes the image, (C, 3, kernel, kernel)."""
 _IR_STEM = {
@@ -104,7 +104,7 @@ def convert_published(weights: Mapping[str, Tensor], path: Path) -> ConvertedWei
     if not program:
         return ConvertedWeights(dict(weights), "")
     _require_known_variant(inner, path)
-    channels = _COLOR_ORDERS.get(program) or _read_color_order(path)
+    channels = _color_order(program, path)
     if "input_layer.0.weight" in inner:
         inner = _convert_ir(inner, path)
     if program == _MAGFACE:
@@ -220,16 +220,19 @@ def _settings_files(path: Path) -> tuple[Path, Path, Path]:
     return path.with_suffix(".yaml"), folder / "pretrained_model" / "model.yaml", folder / "config.json"
 
 
-def _read_color_order(path: Path) -> str:
-    """Return RGB or BGR from the file that CVLface writes beside its weights."""
-    files = _settings_files(path)
-    for file in files:
+def _color_order(program: str, path: Path) -> str:
+    """Return RGB or BGR from a file beside the weights, such as CVLface writes, or that of the program."""
+    files, usual = _settings_files(path), _COLOR_ORDERS.get(program)
+    # The files of other names may be those of another model in the same folder.
+    for file in files[:1] if usual else files:
         if file.is_file():
             content = _read_settings(file)
             channels = (content.get("conf") or content).get("color_space")
             if channels not in ("RGB", "BGR"):
                 raise ModelError(f"{file}: color_space is {listed([str(channels)])}; expected RGB or BGR")
             return str(channels)
+    if usual:
+        return usual
     raise ModelError(
         f"{path}: does not state whether its network takes RGB or BGR images; download CVLface's model.yaml or "
         f"config.json with it, or write {files[0].name} beside it with the line `color_space: RGB` or `BGR`, as the "

@@ -225,6 +225,13 @@ def test_the_color_order_is_read_from_the_file_beside_the_weights(tmp_path, file
     assert convert_published(meta_weights(prefix), tmp_path / "m.safetensors").program.endswith("BGR")
 
 
+def test_a_stated_color_order_counts_more_than_that_of_the_program(tmp_path):
+    (tmp_path / "config.json").write_text('{"color_space": "RGB"}')  # perhaps of another model in the folder
+    assert convert_published(meta_weights("model."), tmp_path / "m.ckpt").program == "AdaFace, trained on BGR"
+    (tmp_path / "m.yaml").write_text("color_space: RGB")
+    assert convert_published(meta_weights("model."), tmp_path / "m.ckpt").program == "AdaFace, trained on RGB"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
