@@ -27,7 +27,6 @@ from facetrain.models.model_file import (
     training_data,
 )
 from facetrain.models.preprocessing import PREPROCESSING, PREPROCESSING_KEY, require_trainable_input
-from facetrain.models.read_model import is_graph, read_model
 
 _MEASURED_KEYS = THRESHOLDS_KEY, STEP_KEY
 """Keys of what holds for one set of weights only."""
@@ -86,16 +85,20 @@ def _read_states(models: Sequence[Path]) -> tuple[list[dict[str, Tensor]], list[
             "after it"
         )
     require_trainable_input(first.metadata, str(models[0]))
-    descriptions = [first.metadata]
-    descriptions += [_describe(path, first.metadata["backbone"]) for path in models[1:]]
-    states = [first.network.state_dict()]
-    states += [_read_state(path, first.metadata["backbone"]) for path in models[1:]]
-    for path, state in zip(models, states, strict=True):
+    read = [(first.network.state_dict(), first.metadata)]
+    read += [_read_other(path, first.metadata["backbone"]) for path in models[1:]]
+    for path, (state, _) in zip(models, read, strict=True):
         _require_trained(state, path)
-    return states, descriptions
+    return [state for state, _ in read], [description for _, description in read]
 
 
-def _read_state(path: Path, options: dict[str, Any]) -> dict[str, Tensor]:
+def _read_other(path: Path, options: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the weights of a model after the first one, as of its network, and its description.
+
+    Raises:
+        ModelError: it lacks weights; or it is for other images: its weights may fit, and their average is useless.
+    """
+
     def refuse() -> Tensor:
         raise ModelError(
             f"{path}: has no batch norm statistics, because they are merged into other layers; give the file from "
@@ -103,29 +106,29 @@ def _read_state(path: Path, options: dict[str, Any]) -> dict[str, Tensor]:
         )
 
     network = build_backbone(**options)
-    initialize_backbone(network, path, refuse)
-    return network.state_dict()
-
-
-def _describe(path: Path, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the description of a model; empty for a graph.
-
-    Raises:
-        ModelError: it is for other images. Its weights may fit, and their average with the first model's is useless.
-    """
-    if is_graph(path):
-        return {}  # its weights are converted to the input of our backbones
-    _, description, origin = read_model(path)
+    drawn = {
+        name: value.clone()
+        for name, value in network.named_parameters()
+        if name.startswith(network.new_layers)
+    }
+    description = initialize_backbone(network, path, refuse)
     size, expected = (
-        each.get("image_size", DEFAULT_IMAGE_SIZE) for each in (description.get("backbone", {}), options)
+        each.get("image_size", DEFAULT_IMAGE_SIZE) for each in (description.get("backbone", options), options)
     )
     preprocessing = description.get(PREPROCESSING_KEY, PREPROCESSING)
     if size != expected or preprocessing != PREPROCESSING:
         raise ModelError(
-            f"{origin}: takes images of {size} pixels with {preprocessing}, and the first model images of {expected} "
+            f"{path}: takes images of {size} pixels with {preprocessing}, and the first model images of {expected} "
             f"pixels with {PREPROCESSING}; only models with the same input have an average"
         )
-    return description
+    state = network.state_dict()
+    for name, value in drawn.items():
+        if value.any() and torch.equal(state[name], value):
+            raise ModelError(
+                f"{path}: has no layer {name} for embeddings of {network.embedding_size} numbers, as published weights "
+                "of timm; average checkpoints or models of runs"
+            )
+    return state, description
 
 
 def _require_trained(state: Mapping[str, Tensor], path: Path) -> None:

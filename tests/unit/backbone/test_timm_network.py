@@ -8,6 +8,7 @@ from safetensors.torch import save_file
 
 from facetrain.backbone.zoo import build_backbone, build_on_meta
 from facetrain.errors import ModelError
+from facetrain.models.average_models import average_models
 from facetrain.models.embedding_model import open_model
 from facetrain.models.initialize_from import initialize_backbone
 from facetrain.models.model_file import describe_backbone, save_model
@@ -39,6 +40,22 @@ def test_published_weights_give_the_features_of_timm_at_any_image_size(name, tmp
     save_model(tmp_path / "m.safetensors", backbone.state_dict(), describe_backbone(f"timm/{name}", **size))
     opened = open_model(tmp_path / "m.safetensors", torch.device("cpu"))
     assert torch.equal(opened.network(2 * pixels - 1), embedding)
+
+
+def test_an_average_with_published_weights_that_lack_the_layer_of_the_embedding_is_refused(tmp_path):
+    size, paths = (
+        {"image_size": 32, "embedding_size": 8},
+        [tmp_path / "tuned.safetensors", tmp_path / "timm.pth"],
+    )
+    backbone = build_backbone(f"timm/{NAMES[0]}", **size)
+    save_model(paths[0], backbone.state_dict(), describe_backbone(f"timm/{NAMES[0]}", **size))
+    torch.save(timm.create_model(NAMES[0]).state_dict(), paths[1])
+    with pytest.raises(
+        ModelError, match=r"timm\.pth: has no layer network\.head\.fc\.weight for embeddings of 8"
+    ):
+        average_models(paths, [1, 1], tmp_path / "out.safetensors")
+    torch.save(timm.create_model(NAMES[0], num_classes=8).state_dict(), paths[1])
+    average_models(paths, [1, 1], tmp_path / "out.safetensors")
 
 
 @pytest.mark.parametrize("name", NAMES)
