@@ -26,6 +26,7 @@ from facetrain.remote.address import public
 from facetrain.run.agree import Agreed
 from facetrain.run.batch_change import describe_batch_change
 from facetrain.run.folder.accepted import Accepted
+from facetrain.run.folder.data_digests import changed_inputs
 from facetrain.run.folder.earlier import leave_after, missing_newest
 from facetrain.run.folder.environment import (
     ACCEPTED,
@@ -237,6 +238,10 @@ def _open_folder(agreed: Agreed, state: TrainState) -> list[str]:
             mirror.leave_after(checkpoint.step)
         accepted = Accepted.of(checkpoint, plan.manifest, plan.changes, plan.inputs)
         environment[ACCEPTED] = accepted.model_dump(mode="json")
+        differences += [
+            f"{key} is given, so the run continues after step {checkpoint.step} with other {words}"
+            for key, words in changed_inputs(checkpoint, accepted.inputs).items()
+        ]
     write_run_files(folder, plan.run_id, agreed.config, environment)
     return differences
 

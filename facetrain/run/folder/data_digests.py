@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
@@ -201,13 +201,32 @@ def check_inputs(
             f"{', '.join(_DATA_KEYS)}: {checkpoint.folder} has {checkpoint.manifest.num_classes:,} identities, and the "
             f"dataset has {num_classes:,}; continue with the data of the run, or start a new run with model.init_from"
         )
+    kept = {}
     for name, now in digests.items():
-        keys, _ = _INPUTS[name]
-        before = checkpoint.meta.get(name)
         if name == "code":  # each of its keys chooses one part
-            now = {place: each for place, each in now.items() if not is_set(set_keys, _key_of_code(place))}
-        elif is_set(set_keys, *keys):
-            continue
+            kept[name] = {
+                place: each for place, each in now.items() if not is_set(set_keys, _key_of_code(place))
+            }
+        elif not is_set(set_keys, *_INPUTS[name][0]):
+            kept[name] = now
+    for name, before, now in _changed(checkpoint, kept):
+        key, words = describe_difference(name, before, now)
+        before, now = _differing_parts(before, now)
+        raise ConfigError(
+            f"{key}: {checkpoint.folder} was trained with other {words}: {json.dumps(before)} → {json.dumps(now)}; "
+            f"restore them, or change them on purpose with --set {key}=VALUE"
+        )
+
+
+def changed_inputs(checkpoint: Checkpoint, digests: dict[str, Any]) -> dict[str, str]:
+    """Return what differs from before the checkpoint, in words, by the config key of each input that differs."""
+    return dict(describe_difference(*each) for each in _changed(checkpoint, digests))
+
+
+def _changed(checkpoint: Checkpoint, digests: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the name of each input that differs from before the checkpoint, and its digests before and now."""
+    for name, now in digests.items():
+        before = checkpoint.meta.get(name)
         if not isinstance(before, type(now)):
             continue
         if isinstance(before, dict):
@@ -215,12 +234,7 @@ def check_inputs(
             before = {each: digest for each, digest in before.items() if each in now}
             now = {each: digest for each, digest in now.items() if each in before}
         if before != now:
-            key, words = describe_difference(name, before, now)
-            before, now = _differing_parts(before, now)
-            raise ConfigError(
-                f"{key}: {checkpoint.folder} was trained with other {words}: {json.dumps(before)} → "
-                f"{json.dumps(now)}; restore them, or change them on purpose with --set {key}=VALUE"
-            )
+            yield name, before, now
 
 
 def _differing_parts(before: Any, now: Any) -> tuple[Any, Any]:

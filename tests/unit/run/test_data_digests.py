@@ -13,6 +13,7 @@ from facetrain.config.loading import build_config
 from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import ConfigError
 from facetrain.run.folder.data_digests import (
+    changed_inputs,
     check_inputs,
     digest_inputs,
     digest_landmarks,
@@ -173,6 +174,9 @@ def test_other_images_sets_or_embeddings_of_a_teacher_are_refused_unless_set(nam
     with pytest.raises(ConfigError, match=f"^{message}.*; restore them.*--set"):
         check(digests_of("d", "", **{name: now}), **saved)
     check(digests_of("d", "", **{name: now}), [key], **saved)
+    assert [*changed_inputs(checkpoint_of(**saved), digests_of("d", "", **{name: now}))] == [
+        message.partition(":")[0]
+    ]
     check(digests_of("d", "", **{name: before}), **saved)
     check(digests_of("d", "", **{name: now}), dataset="d")  # from before it had a digest
 

@@ -182,12 +182,16 @@ def test_all_refused_changes_are_named_at_once_with_the_options_that_allow_them(
     assert go_on(run, 2, [option for option in options if option != "--set"]) == 0
 
 
-def test_another_dataset_of_as_many_identities_is_refused_unless_it_is_set(run, dataset, tmp_path):
+def test_another_dataset_of_as_many_identities_is_refused_unless_it_is_set(run, dataset, tmp_path, capsys):
     other = write_records(tmp_path / "other", [n // 5 for n in range(100)], size=32)
     edit(run, f"train: {dataset}/data", f"train: {other}")
     with pytest.raises(ConfigError, match="data.train: .*--set data.train=VALUE"):
         go_on(run, 2)
+    capsys.readouterr()
     assert go_on(run, 2, [f"data.train={other}"]) == 0
+    assert (
+        "data.train is given, so the run continues after step 2 with other images" in capsys.readouterr().err
+    )
     # The model has learned from both.
     assert trained_on(run) == [("data", f"{dataset}/data"), ("other", str(other))]
     moved = other.rename(tmp_path / "moved")
