@@ -108,23 +108,19 @@ def card_text(cards: Iterable[DatasetCard], *, before: Any = None) -> str:
 
 
 def carry_cards(
-    sources: Sequence[Path], folder: Path, size: tuple[int, int], digest: ImageDigest | None
+    cards: Sequence[DatasetCard], folder: Path, size: tuple[int, int], digest: ImageDigest | None
 ) -> None:
     """Write the cards of the datasets from which another one was written.
 
-    Origin, license and consent are copied from the sources. A single source's card gets the new numbers. Of several
-    sources, or a source with several cards, each card is listed, with the numbers of its own dataset.
+    Origin, license and consent stay. A single card gets the new numbers. Of several, each is listed, with the numbers
+    of its own dataset.
 
     Args:
-        sources: the datasets that were read.
+        cards: the cards of the datasets that were read.
         folder: the new one.
         size: its numbers of people and images.
         digest: digest of its images and labels.
-
-    Raises:
-        DataError: a card is damaged.
     """
-    cards = [card for source in sources for card in read_cards(source)]
     if len(cards) == 1:
         text = digest.text if digest else None
         cards = [cards[0].model_copy(update={"people": size[0], "images": size[1], "digest": text})]

@@ -17,7 +17,7 @@ from facetrain.data.open_dataset import open_dataset
 from facetrain.data.skipped_files import skipped_count, skipped_summary
 from facetrain.data.tools.landmark_finder import LandmarkFinder
 from facetrain.data.tools.pack import pack
-from facetrain.data.tools.selection import Selection
+from facetrain.data.tools.selection import select_all
 from facetrain.data.tools.writing import write_parts
 from facetrain.data.tools.yunet import YuNet
 from facetrain.embeddings.photo_check import PhotoCheck
@@ -97,7 +97,8 @@ def write_faces(
 
 def split_faces(request: Request, place: Workplace, say: Callable[[str], None], bar: Bar) -> None:
     """Write the parts of the faces: for training, held out, and set aside."""
-    source = open_dataset(place.faces)
+    selection = select_all(place.faces)
+    source = selection.source
     different, disputed = different_images(map(source.read, range(source.num_images)), source.labels)
     require_enough(source.labels[different], request.photos)
     if place.held_out.parent.exists():
@@ -112,10 +113,10 @@ def split_faces(request: Request, place: Workplace, say: Callable[[str], None], 
         copied = count_text(copies, "image that is a copy of another", "images that are copies of others")
         say(f"left out {copied}: the held-out images have to be new ones")
     part_N = split_photos(source.labels[different], seed=request.seed)
-    parts = {}
-    for part, path in zip(Part, (place.train, place.held_out, place.set_aside), strict=True):
-        numbers = different[part_N == part]
-        parts[path.name] = Selection(source, [place.faces], numbers, source.labels[numbers])
+    parts = {
+        path.name: selection.part(different[part_N == part])
+        for part, path in zip(Part, (place.train, place.held_out, place.set_aside), strict=True)
+    }
     with bar("holding images out") as progress:
         write_parts(parts, place.held_out.parent, progress=progress)
 

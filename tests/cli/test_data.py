@@ -87,6 +87,9 @@ def test_convert_says_that_it_renumbers_labels_with_gaps(data, tmp_path):
     renumbered = f"  the labels after them are renumbered, so that a run on {gaps} cannot continue on "
     assert len(others) == 2 and others[1].startswith(renumbered)
     assert renumbered in run("merge", gaps, data, "--output", tmp_path / "m")
+    (tmp_path / "mix.yaml").write_text("datasets: [{path: data}, {path: gaps}]")
+    mixed = run("convert", tmp_path / "mix.yaml", "--to", "recordio", "--output", tmp_path / "mixed")
+    assert f"renumbered, so that a run on {tmp_path / 'mix.yaml'} cannot continue" in mixed
     kept = run("merge", data, gaps, "--output", tmp_path / "n")  # of the first dataset
     assert "identities without images: 4" in kept and "renumbered" not in kept
     assert open_dataset(tmp_path / "a").labels.tolist() == [0, 1, 1, 2]

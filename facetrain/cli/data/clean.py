@@ -90,17 +90,17 @@ def clean(
     as_json: Json = False,
 ) -> None:
     """Find wrong labels with a model, and write a corrected dataset."""
-    from facetrain.data.open_dataset import open_dataset
     from facetrain.data.tools.clean_report import describe_report, format_report, read_report
     from facetrain.data.tools.contact_sheet import write_wrong_labels_sheet
-    from facetrain.data.tools.selection import select_relabeled
+    from facetrain.data.tools.selection import select_all, select_relabeled
     from facetrain.data.tools.writing import write_dataset
     from facetrain.data.tools.wrong_labels import corrected_labels, find_wrong_labels
     from facetrain.embeddings.embed_images import embed_input
 
     _check_arguments(inputs, files, inference, yes=yes, workers=workers)
     model, folder = inputs[0], inputs[-1]
-    source = open_dataset(folder)
+    selection = select_all(folder)
+    source = selection.source
     report = None
     if files.apply is not None:
         wrong = read_report(files.apply, source)
@@ -120,8 +120,8 @@ def clean(
     if files.output is not None:
         _require_safe_changes(source.labels, label_N, folder, report.separation if report else None, yes)
         with progress_bar("writing") as progress:
-            selection = select_relabeled(folder, label_N)
-            written.append(write_dataset(selection, files.output, workers=workers, progress=progress))
+            relabeled = select_relabeled(folder, selection, label_N)
+            written.append(write_dataset(relabeled, files.output, workers=workers, progress=progress))
         facts["written"] = json_facts(written[0])
     if as_json:
         typer.echo(json.dumps(facts))

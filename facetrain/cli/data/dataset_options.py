@@ -70,8 +70,11 @@ class Writing:
     workers: Workers = None
     as_json: Json = False
 
-    def write(self, title: str, selection: Selection, to: str = "recordio") -> WrittenDataset:
-        """Write a dataset with a progress bar, and print its size, and whether its labels mean others than before."""
+    def write(self, title: str, selection: Selection, dataset: Path, to: str = "recordio") -> WrittenDataset:
+        """Write a dataset with a progress bar, and print its size, and whether labels differ from those of `dataset`.
+
+        `dataset` is the one that is copied whole, of several the first.
+        """
         from facetrain.data.tools.writing import write_dataset
 
         with progress_bar(title) as progress:
@@ -86,7 +89,7 @@ class Writing:
             other = "a folder per identity is numbered by its name, which is another order"
         if other:
             echo_line(
-                f"  {other}, so that a run on {selection.paths[0]} cannot continue on {self.output}, nor another one "
+                f"  {other}, so that a run on {dataset} cannot continue on {self.output}, nor another one "
                 "start from its centers"
             )
         return written

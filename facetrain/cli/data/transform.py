@@ -33,7 +33,7 @@ def merge(
         raise UsageError(
             f"{datasets[0]}: merge needs two or more datasets; to copy one, use `facetrain data pack`"
         )
-    written = writing.write("merging", select_merged(datasets))
+    written = writing.write("merging", select_merged(datasets), datasets[0])
     if written.without_landmarks and not writing.as_json:
         echo_line(
             f"  landmarks are left out, because {', '.join(written.without_landmarks)} has none; "
@@ -88,4 +88,4 @@ def convert(
     """
     from facetrain.data.tools.selection import select_all
 
-    writing.write("converting", select_all(dataset), to)
+    writing.write("converting", select_all(dataset), dataset, to)

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.data.dataset import FaceDataset, identity_name, skipped_files
+from facetrain.data.dataset_card import read_cards
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.images.header import flat_blocks_in_zeros
 from facetrain.data.open_dataset import open_aligned, open_dataset, require_aligned
@@ -87,12 +88,14 @@ def check(
         progress: called after every image.
 
     Raises:
-        DataError: the dataset cannot be opened, it has no image without faults, or the copy cannot be written.
+        DataError: the dataset cannot be opened, it has no image without faults, or the copy cannot be written; with
+            `repair`, its card is damaged.
     """
     # A landmark file that does not fit is a fault of its own, see below.
     source = open_dataset(folder, with_landmarks=False)
     if repair is not None:
         require_aligned(source, str(folder))
+        cards = read_cards(folder)
     count, faults = source.num_images, list[DataFault]()
     # An array, not objects: 24 bytes per image.
     image_N = np.empty(count, [("number", np.int64), ("label", np.int64), ("digest", np.uint64)])
@@ -111,13 +114,14 @@ def check(
     faults += _identities(image_N["label"], source.num_classes)
     try:
         open_aligned(folder)  # as training does, with the files beside the images
+        read_cards(folder)
     except DataError as error:
         faults.append(DataFault("dataset", str(error)))
     if repair is not None:
         if not keep.any():
             raise DataError(f"{folder}: every image has a fault; there is nothing to write")
         good_N = image_N[keep]
-        copy = Selection(source, [folder], good_N["number"], good_N["label"])
+        copy = Selection(source, cards, good_N["number"], good_N["label"], None)
         write_dataset(copy, repair, workers=workers)
     return CheckReport(
         decoded, len(distinct(image_N["label"])), faults, int(keep.sum()), skipped_files(source)

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.data.dataset import FaceDataset, image_landmarks, image_name, photo_landmarks, skipped_files
+from facetrain.data.dataset_card import read_cards
 from facetrain.data.formats.image_list import ListDataset
 from facetrain.data.images.decode import decode_rgb, encode_jpeg, is_upright_jpeg, resize_square
 from facetrain.data.open_dataset import open_dataset
@@ -64,12 +65,15 @@ def pack(
         progress: called after every image that is written.
 
     Raises:
-        DataError: the dataset cannot be read, no image is good, two images have one name in a list of landmarks, the
-            landmarks of a list of photos are missing or in another order, or the output exists or cannot be written.
+        DataError: the dataset or its card cannot be read, no image is good, two images have one name in a list of
+            landmarks, the landmarks of a list of photos are missing or in another order, or the output exists or cannot
+            be written.
         ImageError: an image cannot be read or has no landmarks, and `skip_bad` is false.
     """
     source = open_dataset(source_path, root=images)
-    require_absent(output)  # now, because the search for faces can take hours
+    # Now, because the search for faces can take hours.
+    require_absent(output)
+    cards = read_cards(source_path)
     require_distinct_names(landmarks, source.num_images, partial(image_name, source), source.location)
     if landmarks is None and (listed_N52 := photo_landmarks(source)) is not None:
         if count := int(np.isinf(listed_N52[:, 0, 0]).sum()):
@@ -86,9 +90,8 @@ def pack(
         skipped += faults
     elif isinstance(source, ListDataset):
         _require_files(source, source_path)
-    read, landmarks_N52 = prepared.encoded, prepared.landmarks_N52
     selection = Selection(
-        source, [source_path], numbers, source.labels[numbers], read, landmarks_N52, skipped
+        source, cards, numbers, source.labels[numbers], prepared.landmarks_N52, prepared.encoded, skipped
     )
     written = write_dataset(selection, output, workers=workers, progress=progress)
     return replace(written, resized=int(prepared.is_resized_N.sum()))

@@ -1,4 +1,7 @@
-"""Selections of images for a new dataset: all, merged, two parts, with new labels."""
+"""Selections of images for a new dataset: all, merged, two parts, with new labels.
+
+What refuses a dataset, such as a damaged card, does so when its images are selected, before hours of work on them.
+"""
 
 # N images
 
@@ -13,6 +16,7 @@ import numpy as np
 
 from facetrain.counter_rng import key_of
 from facetrain.data.dataset import FaceDataset, image_landmarks, skipped_files
+from facetrain.data.dataset_card import DatasetCard, read_cards
 from facetrain.data.loading.sampler import permute
 from facetrain.data.mixture import MixtureDataset
 from facetrain.data.open_dataset import open_aligned
@@ -28,31 +32,27 @@ class Selection:
     """Images of a dataset in the order in which they are written, and their labels."""
 
     source: FaceDataset
-    paths: Sequence[Path]
-    """Datasets that the images come from, whose cards are carried along."""
+    cards: Sequence[DatasetCard]
+    """Cards of the datasets that the images come from."""
     numbers: np.ndarray
     """Numbers of the images in the dataset, int64 (N,)."""
     label: np.ndarray
     """Identities in the dataset, int64 (N,); the writer renumbers them without gaps."""
+    landmarks: np.ndarray | None
+    """Landmarks of all images of the dataset, complete when the last image was read; None: they have none."""
     read: Callable[[int], bytes] | None = None
     """Returns an image as it is written, by its number in the dataset; None: `source.read`."""
-    landmarks: np.ndarray | None = None
-    """Landmarks of all images of the dataset, complete when the last image was read; None: the dataset's landmarks."""
     skipped: Sequence[SkippedFile] | None = None
     """Files and images that are left out, for a table beside the images; None: those of the dataset."""
     without_landmarks: Sequence[str] = ()
     """Inputs without landmarks, if others have some: the output then has none."""
+    keeps_labels: bool = True
+    """Whether the images of a dataset that is copied whole keep their labels; of several, those of the first."""
 
     @cached_property
     def new_label(self) -> np.ndarray:
         """Labels without gaps, int64 (N,)."""
         return np.unique(self.label, return_inverse=True)[1]
-
-    @property
-    def keeps_labels(self) -> bool:
-        """Whether the copy has the labels of the dataset; of several, those of the first."""
-        first = self.source.datasets[0] if isinstance(self.source, MixtureDataset) else self.source
-        return len(distinct(first.labels)) == first.num_classes
 
     @cached_property
     def identities(self) -> list[int]:
@@ -74,15 +74,19 @@ class Selection:
             )
         return data
 
+    def part(self, rows: np.ndarray) -> Selection:
+        """Return the images in some rows, int64 (N,)."""
+        return replace(self, numbers=self.numbers[rows], label=self.label[rows])
+
 
 def select_all(folder: Path) -> Selection:
     """Select all images of a dataset.
 
     Raises:
-        DataError: the dataset cannot be read; so do the functions below.
+        DataError: the dataset, its card or its landmarks cannot be read; so do the functions below.
     """
     source = open_aligned(folder)
-    return _select(source, [folder], np.arange(source.num_images))
+    return _select_all(source, [folder], _has_no_gap(source))
 
 
 def select_merged(folders: Sequence[Path]) -> Selection:
@@ -94,9 +98,8 @@ def select_merged(folders: Sequence[Path]) -> Selection:
         for folder, source in zip(folders, sources, strict=True)
         if image_landmarks(source) is None
     ]
-    selection = _select(mixture, folders, np.arange(mixture.num_images))
     return replace(
-        selection,
+        _select_all(mixture, folders, _has_no_gap(sources[0])),
         without_landmarks=lacking if len(lacking) < len(folders) else (),
         # With the dataset: two folders of people may have files of the same name.
         skipped=[
@@ -118,32 +121,41 @@ def select_parts(folder: Path, *, validation: float, seed: int) -> dict[str, Sel
     Raises:
         DataError: there are fewer than two identities, or the dataset cannot be read.
     """
-    source = open_aligned(folder)
-    present = distinct(source.labels)
+    selection = select_all(folder)
+    present = distinct(selection.label)
     if not 0 < validation < 1 or len(present) < 2:
         raise DataError(
             f"{folder}: {count_text(len(present), 'identity', 'identities')} cannot be split with a validation "
             f"fraction of {validation:g}; take at least two identities and a fraction between 0 and 1"
         )
     count = min(max(round(validation * len(present)), 1), len(present) - 1)
-    held_out = np.isin(source.labels, present[permute(np.arange(count), len(present), key_of(seed))])
+    held_out = np.isin(selection.label, present[permute(np.arange(count), len(present), key_of(seed))])
     return {
-        "train": _select(source, [folder], np.flatnonzero(~held_out)),
-        "validation": _select(source, [folder], np.flatnonzero(held_out)),
+        "train": selection.part(np.flatnonzero(~held_out)),
+        "validation": selection.part(np.flatnonzero(held_out)),
     }
 
 
-def select_relabeled(folder: Path, label_N: np.ndarray) -> Selection:
-    """Select the images of a dataset with other identities of it as labels, int64 (N,); −1 leaves an image out.
+def select_relabeled(folder: Path, selection: Selection, label_N: np.ndarray) -> Selection:
+    """Return all images of a dataset with other identities of it as labels, int64 (N,); −1 leaves an image out.
 
     Raises:
-        DataError: no image is left, or the dataset cannot be read.
+        DataError: no image is left.
     """
     numbers = np.flatnonzero(label_N >= 0)
     if not len(numbers):
         raise DataError(f"{folder}: no image is left; check the report, and that the model fits this dataset")
-    return Selection(open_aligned(folder), [folder], numbers, label_N[numbers])
+    return replace(selection, numbers=numbers, label=label_N[numbers])
 
 
-def _select(source: FaceDataset, paths: Sequence[Path], numbers: np.ndarray) -> Selection:
-    return Selection(source, paths, numbers, source.labels[numbers])
+def _select_all(source: FaceDataset, folders: Sequence[Path], keeps_labels: bool) -> Selection:
+    cards = [card for folder in folders for card in read_cards(folder)]
+    numbers = np.arange(source.num_images)
+    return Selection(
+        source, cards, numbers, source.labels, image_landmarks(source), keeps_labels=keeps_labels
+    )
+
+
+def _has_no_gap(source: FaceDataset) -> bool:
+    """Return whether every identity has an image: without them, the labels are renumbered."""
+    return len(distinct(source.labels)) == source.num_classes

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.data.beside_dataset import LANDMARKS_FILE, SKIPPED_TABLE
-from facetrain.data.dataset import FaceDataset, identity_name, image_landmarks, original_name, skipped_files
+from facetrain.data.dataset import FaceDataset, identity_name, original_name, skipped_files
 from facetrain.data.dataset_card import ImageDigest, carry_cards
 from facetrain.data.formats.image_writers import LabeledImage, write_parquet, write_webdataset
 from facetrain.data.formats.landmark_file import write_landmarks
@@ -130,8 +130,8 @@ def write_dataset(
             first = read_header(selection.read_image(0))
             counts = np.bincount(selection.new_label).tolist()
             labeled = ((image.label, image.data) for image in images)
+            write_name_tables(place, numbers, source, names)  # first: it reads a table that may be damaged
             write_identities(place, counts, labeled, min(first.width, first.height) if first else 112)
-            write_name_tables(place, numbers, source, names)
         else:
             chosen.write(place, images, names)
         skipped = list(skipped_files(source) if selection.skipped is None else selection.skipped)
@@ -139,10 +139,9 @@ def write_dataset(
             (place / SKIPPED_TABLE).write_text(skipped_table(skipped), encoding="utf-8")
         counted = (len(names), len(numbers))
         # Readers of a folder sort its files: neither a digest nor rows of landmarks would fit their order.
-        carry_cards(selection.paths, place, counted, digest if chosen.keeps_order else None)
-        landmarks_N52 = image_landmarks(source) if selection.landmarks is None else selection.landmarks
-        if landmarks_N52 is not None and chosen.keeps_order:
-            write_landmarks(place / LANDMARKS_FILE, landmarks_N52[numbers])
+        carry_cards(selection.cards, place, counted, digest if chosen.keeps_order else None)
+        if selection.landmarks is not None and chosen.keeps_order:
+            write_landmarks(place / LANDMARKS_FILE, selection.landmarks[numbers])
     return WrittenDataset(
         folder=str(output),
         images=len(numbers),

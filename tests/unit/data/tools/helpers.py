@@ -36,4 +36,4 @@ def split(data, output, *, validation, seed=0):
 
 
 def write_cleaned(data, labels, output):
-    return write_dataset(selection.select_relabeled(data, labels), output)
+    return write_dataset(selection.select_relabeled(data, selection.select_all(data), labels), output)

@@ -9,7 +9,6 @@ from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.check import check
 from facetrain.data.tools.inspect import describe_images
 from facetrain.data.tools.sample_pairs import sample_pairs
-from facetrain.data.tools.selection import select_relabeled
 from facetrain.errors import DataError
 from tests.support.datasets import encoded_image, write_records
 from tests.support.memory import traced_peak
@@ -109,6 +108,12 @@ def test_one_identity_is_a_fault(tmp_path):
     assert kinds(check(write_records(tmp_path / "data", [0, 0]))) == ["one_identity"]
 
 
+def test_a_damaged_card_is_a_fault_because_training_refuses_it(tmp_path):
+    data = write_records(tmp_path / "data", [0, 0, 1])
+    (data / "dataset_card.yaml").write_text("name: x\nlicence: mine\n")
+    assert kinds(check(data)) == ["dataset"]
+
+
 def test_photos_that_a_list_says_to_align_are_a_fault_and_no_tool_copies_them(tmp_path):
     (tmp_path / "photos").mkdir()
     for number in range(40):
@@ -123,7 +128,6 @@ def test_photos_that_a_list_says_to_align_are_a_fault_and_no_tool_copies_them(tm
         lambda output: merge([other, photos], output),
         lambda output: split(photos, output, validation=0.5),
         lambda output: convert(photos, output, "recordio"),
-        lambda output: select_relabeled(photos, np.arange(40)),
         lambda output: sample_pairs(photos, 20),
     ):
         with pytest.raises(DataError, match="a.lst: 40 images are not aligned"):

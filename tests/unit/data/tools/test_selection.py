@@ -10,6 +10,9 @@ from facetrain.data.identity_counts import images_of_large_identities
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.check import check
 from facetrain.data.tools.contact_sheet import write_wrong_labels_sheet
+from facetrain.data.tools.pack import pack
+from facetrain.data.tools.selection import select_all, select_merged, select_parts
+from facetrain.data.tools.writing import write_dataset, write_parts
 from facetrain.data.tools.wrong_labels import WrongLabel
 from facetrain.errors import DataError, ImageError
 from tests.support.datasets import encoded_image, write_records
@@ -99,6 +102,42 @@ def test_a_written_dataset_has_the_layout_of_mxnet(data, tmp_path):
     reader = RecordReader(tmp_path / "out" / "train.rec")
     assert len(list(reader.scan_offsets())) == 1 + 10 + 4
     assert np.frombuffer(reader.read_at(0, 0)[24:32], "<f4").tolist() == [11.0, 15.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "tools"),
+    [
+        ("dataset_card.yaml", "licence: mine\n", "pack convert merge split repair"),
+        ("landmarks.npy", None, "pack convert merge split"),
+        ("names.csv", "key,name\n7,x.png\n", "convert merge split repair"),
+    ],
+)
+def test_what_refuses_a_dataset_does_so_before_the_first_image(name, damage, tools, data, tmp_path):
+    if damage is None:
+        np.save(data / name, np.full((len(LABELS), 5, 2), 50, np.float32))
+    else:
+        (data / name).write_text(damage)
+    other, done, output = write_records(tmp_path / "other", [0, 1]), [], tmp_path / "out"
+
+    def progress(*_):
+        done.append(1)
+
+    def run(tool):
+        match tool:
+            case "pack":
+                pack(data, output, image_size=16, skip_bad=True, checking=progress, progress=progress)
+            case "repair":
+                check(data, repair=output, progress=(lambda *_: None) if name == "names.csv" else progress)
+            case "split":
+                write_parts(select_parts(data, validation=0.5, seed=0), output, progress=progress)
+            case _:
+                selection = select_merged([data, other]) if tool == "merge" else select_all(data)
+                write_dataset(selection, output, progress=progress)
+
+    for tool in tools.split():
+        with pytest.raises(DataError, match=name):
+            run(tool)
+        assert not done and not output.exists(), tool
 
 
 @pytest.mark.parametrize("to", ["recordio", "folder"])
