@@ -332,15 +332,17 @@ class PartialFC(BaseHead):
         """Read the parameter that is `weight` now: it can be replaced, as by `load_state_dict` with `assign=True`.
 
         Raises:
-            UsageError: it was converted or moved, and shows no longer the tables that the head updates; or it is to
-                get a gradient, while the head updates it.
+            UsageError: it was converted, moved or replaced, and shows no longer the tables of the head; or it is to get
+                a gradient, while the head updates it.
         """
         table = self._tables.by_name["weight"]
         if isinstance(table, ParameterTable):
             table.parameter = self.weight
-        elif (self.weight.dtype, self.weight.device) != (table.data.dtype, table.data.device):
+        elif self.weight.data_ptr() != table.data.data_ptr():
             raise UsageError(
-                "PartialFC with `update` cannot be converted or moved; give the constructor `device` and `storage`"
+                "PartialFC with `update` or a placement has the centers in tables, which `weight` shows; give their "
+                "dtype and place to the constructor as `device` and `storage`, and copy other centers into them by "
+                "head.weight.copy_(…)"
             )
         if self.update is not None and self.weight.requires_grad:
             raise UsageError(

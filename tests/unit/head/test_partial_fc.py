@@ -136,11 +136,38 @@ def test_a_state_that_is_assigned_has_the_centers_that_the_loss_is_of(options):
     assert torch.equal(head.row_state()["weight"], other.weight) and torch.equal(head.weight, other.weight)
 
 
-def test_a_head_that_updates_its_rows_is_refused_once_its_parameter_shows_other_rows():
-    head = facetrain.PartialFC("cosface", SIZE, CLASSES, update=CenterUpdate()).double()
+@pytest.mark.parametrize(
+    "replace",
+    [
+        facetrain.PartialFC.double,
+        lambda head: head.double().float(),
+        lambda head: setattr(head.weight, "data", torch.ones(CLASSES, SIZE)),
+        lambda head: setattr(head, "weight", nn.Parameter(torch.ones(CLASSES, SIZE), requires_grad=False)),
+    ],
+    ids=["converted", "converted twice", "other data", "other parameter"],
+)
+@pytest.mark.parametrize(
+    "options",
+    [{"update": CenterUpdate()}, {"trained": False, "storage": Storage(placement="host")}],
+    ids=["update", "host"],
+)
+def test_a_head_with_tables_is_refused_once_its_parameter_shows_other_rows(options, replace):
+    head = facetrain.PartialFC("cosface", SIZE, CLASSES, **options)
+    replace(head)
     for use in (head.state_dict, lambda: head.eval()(*batch())):
-        with pytest.raises(UsageError, match="`update`.*`device` and `storage`"):
+        with pytest.raises(UsageError, match=r"`update`.*`device` and `storage`.*weight\.copy_"):
             use()
+
+
+def test_centers_that_are_copied_into_the_parameter_of_a_head_with_an_update_are_trained():
+    head, other = (
+        facetrain.PartialFC("cosface", SIZE, CLASSES, update=CenterUpdate(), seed=i) for i in (0, 1)
+    )
+    head.weight.copy_(other.weight)
+    for each in (head, other):
+        each.begin_step(0, lr=0.1)
+        each(*batch()).backward()
+    assert torch.equal(head.state_dict()["weight"], other.state_dict()["weight"])
 
 
 def test_centers_in_place_of_the_drawn_ones_are_those_of_the_loss_and_get_its_gradient():
