@@ -18,7 +18,9 @@ LOCAL = BATCH // 2
 BYTES = LOCAL * (SIZE * 8 + 8) + 3 * BATCH * 8 + BATCH * SIZE * 8
 # In addition: norms and their gradient; or all target cosines.
 NORM_BYTES = LOCAL * 8 + BATCH * 8
-MORE_BYTES = {"adaface": NORM_BYTES, "magface": NORM_BYTES, "curricularface": BATCH * 8}
+MORE_BYTES = {
+    "adaface": NORM_BYTES, "magface": NORM_BYTES, "curricularface": BATCH * 8, "of the batch": BATCH * 8,
+}  # fmt: skip
 
 
 def batch(step):

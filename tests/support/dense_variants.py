@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy, normalize, one_hot
 
 from facetrain import own_parts
 from facetrain.counter_rng import key_of, normal
+from facetrain.head.margins.base import Margin
 from tests.support.dense_head import MARGINS, dense_loss
 from tests.support.heads import margin_settings
 
@@ -102,19 +103,29 @@ class DenseElasticFace(DenseVariant):
         return cross_entropy(SCALE * with_target(cos, label, target), label)
 
 
-def steep_at_0(cos: Tensor) -> Tensor:
+class SteepAt0(Margin):
     """Margin whose slope is NaN at 0, the cosine that a rank has for the target classes of the others."""
-    return cos.sign() * cos.abs().sqrt()
+
+    def target(self, cos: Tensor, norm: Tensor | None = None) -> Tensor:
+        return cos.sign() * cos.abs().sqrt()
 
 
-class DenseSteepAt0(DenseVariant):
+def of_the_batch(cos: Tensor) -> Tensor:
+    """Margin that grows with the mean target cosine of the batch."""
+    return cos - 0.2 * (1 + cos.detach().mean())
+
+
+class DenseFunction(DenseVariant):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        self.function = function
+
     def loss(self, embedding, weight, label, classes, step):
         cos = cosines(embedding, weight)
-        return cross_entropy(SCALE * with_target(cos, label, steep_at_0(target_of(cos, label))), label)
+        return cross_entropy(SCALE * with_target(cos, label, self.function(target_of(cos, label))), label)
 
 
-STEEP_AT_0 = f"{__name__}:steep_at_0"
-own_parts.allow([STEEP_AT_0])
+STEEP_AT_0, OF_THE_BATCH = f"{__name__}:SteepAt0", f"{__name__}:of_the_batch"
+own_parts.allow([STEEP_AT_0, OF_THE_BATCH])
 
 
 @dataclass(frozen=True)
@@ -145,7 +156,8 @@ VARIANTS = {
         lambda classes, rate: DenseElasticFace(False, 0.0),
         {},
     ),
-    "steep at 0": Variant({"type": STEEP_AT_0}, lambda classes, rate: DenseSteepAt0(), {}),
+    "steep at 0": Variant({"type": STEEP_AT_0}, lambda classes, rate: DenseFunction(SteepAt0().target), {}),
+    "of the batch": Variant({"type": OF_THE_BATCH}, lambda classes, rate: DenseFunction(of_the_batch), {}),
 }
 
 HEADS = VARIANTS | {

@@ -47,8 +47,6 @@ class FunctionMargin(Margin):
         self.name = name_of(function)
         self._function = partial(function, **options)
         self._module = function if isinstance(function, nn.Module) else module
-        # Buffers that it computes from the cosines must be the same on all ranks.
-        self.needs_all_target_cosines = bool(self.state())
         positional = [each for each in _positional(function) if each.name not in options]
         if len(positional) > 1 and positional[1].default is None:
             raise TypeError(
@@ -75,7 +73,12 @@ class FunctionMargin(Margin):
 
 
 class ForeignMargin(FunctionMargin):
-    """Function that may use `torch.arccos`, whose derivative is infinite at cosines of ±1: it gets none so near."""
+    """Function that may use `torch.arccos`, whose derivative is infinite at cosines of ±1: it gets none so near.
+
+    It may also compute statistics of the batch, or buffers from them, which must be the same on all ranks.
+    """
+
+    needs_all_target_cosines = True
 
     def target(self, cos_G: Tensor, norm_G: Tensor | None) -> Tensor:
         largest = 1 - torch.finfo(cos_G.dtype).eps
