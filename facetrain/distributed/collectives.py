@@ -200,7 +200,8 @@ def mean_all_(tensors: Iterable[Tensor]) -> None:
             by_dtype.setdefault(tensor.dtype, []).append(tensor)
     for group in by_dtype.values():
         # One message for hundreds of small tensors: each message costs a round trip.
-        flat = sum_(torch.cat([tensor.detach().reshape(-1) for tensor in group])) / world_size()
+        # Divided before the sum, which could overflow: an attention mask has the lowest finite number.
+        flat = sum_(torch.cat([tensor.detach().reshape(-1) for tensor in group]) / world_size())
         for tensor, mean in zip(group, flat.split([tensor.numel() for tensor in group]), strict=True):
             tensor.detach().copy_(mean.view_as(tensor))
 

@@ -198,7 +198,7 @@ class TrainState:
 def averaged_state(module: nn.Module) -> dict[str, Tensor]:
     """Return the `state_dict` of a module, with the buffers averaged over the ranks. Collective.
 
-    Buffers of frozen batch norms are equal on all ranks; a sum divided by three ranks would round them.
+    Buffers of frozen batch norms are equal on all ranks; a mean over three ranks would round them.
     """
     state = {name: tensor.detach() for name, tensor in module.state_dict().items()}
     buffers = {name: buffer.clone() for name, buffer in trained_buffers(module) if name in state}

@@ -15,13 +15,15 @@ def call_collectives():
     x = torch.full((2, 3), float(rank), requires_grad=True)
     gathered = collectives.GatheredRows(x).wait()
     (gathered * torch.arange(2.0 * world_size)[:, None]).sum().backward()
-    buffers = [torch.tensor([float(rank)]), torch.tensor(rank)]
+    lowest = torch.tensor([torch.finfo(torch.float32).min])
+    buffers = [torch.tensor([float(rank)]), torch.tensor(rank), lowest]
     collectives.mean_all_(buffers)
     return {
         "gathered": gathered.detach(),
         "grad": x.grad,
         "mean": buffers[0],
         "kept": buffers[1],
+        "lowest": lowest,
         "any": [collectives.any_rank(False), collectives.any_rank(rank == 1)],
         "json": collectives.gather_json(["ä" * rank, rank]),
         "broadcast_": collectives.broadcast_(torch.tensor([rank + 2])),
@@ -36,6 +38,7 @@ def test_collectives_return_the_values_of_all_ranks():
         # The gradient of row i is i on each of three ranks: summed, and times the world size for DDP's mean.
         assert result["grad"][:, 0].tolist() == [3 * 3 * (2 * rank), 3 * 3 * (2 * rank + 1)]
         assert result["mean"].item() == 1.0 and result["kept"].item() == rank
+        assert result["lowest"].isfinite().all()
         assert result["any"] == [False, True]
         assert result["json"] == [["", 0], ["ä", 1], ["ää", 2]]
         assert result["broadcast_"].tolist() == [2]
