@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -24,6 +24,8 @@ from facetrain.text import listed, printable
 
 _LOST_AND_FOUND = "lost+found"
 """Folder at the root of a disk, which only its administrator can read."""
+_DATASET_FILES = (".rec", ".mdb", ".tar", ".parquet")
+"""Ends of the names of files that are in folders of other formats."""
 _PROBED_FOLDERS, _PROBED_FILES = 1000, 16
 """Entries to look at in a folder that is probably not one of images: it may have millions."""
 
@@ -147,11 +149,14 @@ FORMAT = Format("image folder", open_folder)
 def _other_inputs(folder: Path, skipped: Sequence[SkippedFile]) -> str:
     """Return what to give in place of a folder without identities, by what it has."""
     lists = sorted(file.name for file in skipped if file.name.endswith(SUFFIXES["image_list"]))
-    if lists:
+    datasets = _subfolders(file for file in skipped if file.name.lower().endswith(_DATASET_FILES))
+    parts = datasets or _subfolders(file for file in skipped if file.kind == "nested")
+    if "train" in parts:  # beside test or validation
+        parts = ["train"]
+    elif lists and not datasets:
         return f"if {lists[0]} lists images and their people, give {folder / lists[0]}"
-    parts = list(dict.fromkeys(file.name.partition("/")[0] for file in skipped if file.kind == "nested"))
     if len(parts) == 1:
-        return f"if the folders in {parts[0]} are the identities, give {folder / parts[0]}"
+        return f"if the identities are in {parts[0]}, give {folder / parts[0]}"
     if len(parts) > 1:  # such as 0 to 9 of WebFace42M
         return (
             f"if {listed(parts)} have identities each, give a mixture of them, a .yaml file with the line `datasets:` "
@@ -161,6 +166,11 @@ def _other_inputs(folder: Path, skipped: Sequence[SkippedFile]) -> str:
         "for images directly in it, write a list file of their people, such as people.txt with lines `photo1.jpg ann`, "
         "and give it"
     )
+
+
+def _subfolders(files: Iterable[SkippedFile]) -> list[str]:
+    """Return the subfolders that files are in."""
+    return list(dict.fromkeys(file.name.partition("/")[0] for file in files if "/" in file.name))
 
 
 def _entries(

@@ -130,14 +130,19 @@ def test_folders_of_folders_of_identities_are_refused_with_a_mixture_that_opens(
     assert open_dataset(tmp_path / "all.yaml").num_classes == 4
 
 
-def test_the_folder_above_the_identities_is_refused_with_the_folder_to_give(tmp_path):
-    for person in "ab":
-        (tmp_path / "lfw" / "lfw" / person).mkdir(parents=True)
-        (tmp_path / "lfw" / "lfw" / person / "1.png").write_bytes(encoded_image(ord(person)))
-    with pytest.raises(
-        DataError, match=f"if the folders in lfw are the identities, give {tmp_path}/lfw/lfw$"
-    ):
-        open_dataset(tmp_path / "lfw")
+@pytest.mark.parametrize(
+    ("files", "part"),
+    [(["lfw/ann/1.png", "lfw/bob/1.png", "notes"], "lfw"),
+     (["train/ann/1.png", "val/ann/1.png", "classes.txt"], "train"),
+     (["train/train.rec", "validation/train.rec"], "train"),
+     (["README.txt", "data/train-00000-of-00001.parquet"], "data"), (["lmdb/data.mdb", "figures/ann/1.png"], "lmdb")],
+)  # fmt: skip
+def test_the_folder_above_the_identities_is_refused_with_the_folder_to_give(tmp_path, files, part):
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(encoded_image(0))
+    with pytest.raises(DataError, match=f"if the identities are in {part}, give {tmp_path}/{part}$"):
+        open_dataset(tmp_path)
 
 
 def test_a_zip_archive_is_refused_with_the_command_that_unpacks_it(tmp_path):
