@@ -1,5 +1,6 @@
 import os
 import pickle
+import resource
 
 import numpy as np
 import pytest
@@ -48,6 +49,14 @@ def test_a_pickled_catalog_has_no_open_files_and_no_names(catalog):
     assert catalog.identity_name(1) == "bob" and catalog.identity_name(2) == "2" and catalog.read(3)
     assert len(pickle.dumps(catalog)) == fresh
     assert pickle.loads(pickle.dumps(catalog)).read(1) == b"0123456789"
+
+
+@pytest.mark.parametrize(("permitted", "most"), [(1024, 128), (1 << 20, 4096)])
+def test_as_many_files_stay_open_as_the_system_permits_for_several_datasets(
+    catalog, monkeypatch, permitted, most
+):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (permitted, permitted))
+    assert catalog.read(0) and catalog.opened.cache_parameters()["maxsize"] == most
 
 
 def test_a_file_that_ends_inside_an_image_makes_this_image_unreadable(catalog, tmp_path):
