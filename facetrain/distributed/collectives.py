@@ -110,10 +110,10 @@ class GatheredRows:
 
     def wait(self) -> Tensor:
         """Wait for the rows of all ranks and return them: (G, D)."""
-        return _Arrived.apply(self._x_BD, self._arrive, self._group) if self._size > 1 else self._x_BD
+        return _Arrived.apply(self._x_BD, self.arrive, self._group) if self._size > 1 else self._x_BD
 
-    def _arrive(self) -> Tensor:
-        """Wait for the rows and return them without gradient: (W, B, D)."""
+    def arrive(self) -> Tensor:
+        """Wait for the rows of several ranks and return them without gradient: (W, B, D)."""
         with profiler_range("collectives"):
             self._work.wait()
         return self._stacked_WBD
@@ -139,12 +139,7 @@ def gather(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
     """Stack every rank's tensor in rank order, without gradient: (...) -> (W, ...)."""
     if world_size(group) == 1:
         return x.detach().unsqueeze(0)
-    x = x.detach().contiguous()
-    _record("all_gather", x)
-    stacked = x.new_empty((world_size(group), *x.shape))
-    with profiler_range("collectives"):
-        _all_gather(stacked.view(-1), x.view(-1), group=group)
-    return stacked
+    return GatheredRows(x, group).arrive()
 
 
 def reduce_scatter_rows(x_GD: Tensor, group: ProcessGroup | None) -> Tensor:

@@ -202,8 +202,7 @@ class HostRendezvous(RendezvousHandler):
     def set_closed(self) -> None:
         """Let no host join any more."""
         # Again if another host has changed the state in between.
-        while not self.is_closed() and self._connected is not None:
-            start = self._read()
+        while self._connected is not None and not (start := self._read()).is_closed:
             self._replace(start, replace(start, is_closed=True))
 
     def shutdown(self) -> bool:

@@ -140,9 +140,8 @@ def _claim_folders(
             else:
                 folders.named(folder, may_exist=True)
     restarted = owns and folders.is_restart(folder)
-    reports = ranks.gather([owns, restarted])
-    owners = sum(each for each, _ in reports)
-    return Hosts(owns, are_separate=owners > 1), any(each for _, each in reports)
+    owners, restarts = zip(*ranks.gather([owns, restarted]), strict=True)
+    return Hosts(owns, are_separate=sum(owners) > 1), any(restarts)
 
 
 def _bring_disk_to(plan: RunPlan, config: Config, ranks: Ranks, hosts: Hosts) -> None:
