@@ -6,16 +6,19 @@ import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from facetrain.config.loading import CONFIG_FILE, load_config
 from facetrain.errors import ConfigError
 from facetrain.run.folder.run_files import METRICS_FILE
 from facetrain.telemetry.jsonl import GrowingJsonLines, stream_jsonl
 
-_MOST_POINTS = 4000
-"""Points of a curve: more than a page has pixels."""
+_MOST_STRETCHES = 2000
+"""Stretches of a curve with two points each: more than a page has pixels."""
 _MOST_VERIFICATIONS = 100
 
 
@@ -23,7 +26,9 @@ _MOST_VERIFICATIONS = 100
 class Metric:
     """One metric: its first and last value, its bounds, and points of its curve.
 
-    The bounds are without the value of step 0, before training, as soon as there is a later one.
+    The bounds are without the value of step 0, before training, as soon as there is a later one. The curve has the
+    first record of each stretch of as many records, and the one whose value is the farthest from it: a single spike or
+    gap stays visible in a curve of any length.
     """
 
     first: tuple[int, float | str]
@@ -31,10 +36,10 @@ class Metric:
     last: tuple[int, float | str]
     low: float = math.inf
     high: float = -math.inf
-    _points: list[tuple[int, float]] = field(default_factory=list)
+    _stretches: list[tuple[tuple[int, float], tuple[int, float]]] = field(default_factory=list)
     _count: int = 0
-    _stride: int = 1
-    """Every such record is a point."""
+    _length: int = 1
+    """Records of a stretch."""
 
     def add(self, step: int, value: float | str) -> None:
         """Take the next record."""
@@ -44,20 +49,39 @@ class Metric:
         number = float(value) if isinstance(value, int | float) else math.nan
         if not math.isnan(number):
             self.low, self.high = min(self.low, number), max(self.high, number)
-        if self._count % self._stride == 0:
-            self._points.append((step, number))
+        if self._count % self._length == 0:
+            self._stretches.append(((step, number), (step, number)))
+        else:
+            first, farthest = self._stretches[-1]
+            self._stretches[-1] = first, _farthest(first, farthest, (step, number))
         self._count += 1
-        if len(self._points) > _MOST_POINTS:
-            del self._points[1::2]
-            self._stride *= 2
+        if len(self._stretches) > _MOST_STRETCHES:
+            self._length *= 2
+            # One more than the limit, which is even: the last one has no partner.
+            pairs = zip(self._stretches[:-1:2], self._stretches[1::2], strict=True)
+            joined = [(one[0], _farthest(*one, *other)) for one, other in pairs]
+            self._stretches = [*joined, self._stretches[-1]]
 
     @property
     def curve(self) -> tuple[list[int], list[float]]:
         """Steps and values of the curve; a value that is not finite is NaN, which is drawn as a gap."""
         step, value = self.last
         last = (step, float(value) if isinstance(value, int | float) else math.nan)
-        points = self._points if self._points[-1][0] == step else [*self._points, last]
+        points = [*(point for stretch in self._stretches for point in stretch), last]
+        points = [point for point, following in pairwise(points) if point[0] != following[0]] + [last]
         return [step for step, _ in points], [value for _, value in points]
+
+    @property
+    def median(self) -> float:
+        """Median of the first values of all stretches."""
+        return float(np.nanmedian([first[1] for first, _ in self._stretches]))
+
+
+def _farthest(first: tuple[int, float], *points: tuple[int, float]) -> tuple[int, float]:
+    """Return the first of the points whose value is the farthest from that of `first`; NaN is farther than a number."""
+    return max(
+        points, key=lambda point: math.inf if math.isnan(point[1] - first[1]) else abs(point[1] - first[1])
+    )
 
 
 @dataclass

@@ -12,7 +12,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from markupsafe import Markup
 
 from facetrain.config.changes import differences
@@ -144,8 +143,7 @@ def _tiles(history: History, state: RunState, trained: str) -> Iterator[tuple[st
     if loss := history.metrics.get(trained):
         yield f"loss, {formatted(loss.first[1], '.4g')} at first", formatted(loss.last[1], ".4g")
     if speed := history.metrics.get("images_per_s"):
-        median = float(np.nanmedian(speed.curve[1]))
-        yield f"images per second, {speed.low:,.0f} to {speed.high:,.0f}", f"{median:,.0f}"
+        yield f"images per second, {speed.low:,.0f} to {speed.high:,.0f}", f"{speed.median:,.0f}"
     if state.state == RUNNING and isinstance(left := history.last("left_s"), float) and math.isfinite(left):
         yield "left", str(timedelta(seconds=round(left)))
     if isinstance(waited := history.last("wait_s"), float):

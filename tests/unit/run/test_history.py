@@ -2,6 +2,9 @@
 
 import math
 
+import numpy as np
+import pytest
+
 from facetrain.run.report import history as module
 from facetrain.run.report.history import History, LiveHistory
 from facetrain.telemetry.jsonl import JsonLines
@@ -36,11 +39,24 @@ def test_the_accuracy_of_step_0_is_the_best_only_until_the_next_one():
     assert found.best == {"lfw": 0.6} and found.metrics["lfw/accuracy"].first == (0, 0.71)
 
 
-def test_a_long_curve_is_thinned_evenly_and_ends_with_its_last_point(monkeypatch):
-    monkeypatch.setattr(module, "_MOST_POINTS", 10)
-    steps, values = history_of({"step": n, "loss": float(n)} for n in range(100)).metrics["loss"].curve
-    assert len(steps) <= 11 and steps[0] == 0 and steps[-1] == 99 and values == [float(n) for n in steps]
-    assert len({after - before for before, after in zip(steps[:-2], steps[1:-1], strict=True)}) == 1
+def test_a_long_curve_is_thinned_and_ends_with_its_last_point(monkeypatch):
+    monkeypatch.setattr(module, "_MOST_STRETCHES", 10)
+    for records in (11, 20, 21, 100, 161):
+        loss = history_of({"step": n, "loss": float(n)} for n in range(records)).metrics["loss"]
+        steps, values = loss.curve
+        assert steps == sorted(set(steps)) and values == [float(n) for n in steps]
+        assert steps[0] == 0 and steps[-1] == records - 1 and len(steps) <= 21
+        assert len(steps) == records or records > 20
+        assert loss.median == np.median(range(0, records, loss._length))
+
+
+@pytest.mark.parametrize("at", range(37, 53))
+@pytest.mark.parametrize("value", [50.0, -50.0, "nan"])
+def test_a_single_spike_or_gap_stays_in_a_thinned_curve(monkeypatch, at, value):
+    monkeypatch.setattr(module, "_MOST_STRETCHES", 10)
+    found = history_of({"step": n, "loss": value if n == at else 5.0 + n % 3} for n in range(200))
+    steps, values = found.metrics["loss"].curve
+    assert np.isclose(values[steps.index(at)], float(value), equal_nan=True)
 
 
 def test_only_the_last_verifications_are_kept():
