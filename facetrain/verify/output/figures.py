@@ -137,8 +137,14 @@ def _draw_discards(axes: Any, result: Result, other: Result | None, names: tuple
             (curve, curve_label(f"{curve.quality}, {names[1]}"), _IMPOSTOR) for curve in other.discards[:1]
         ]
     for curve, label, color in curves:
-        axes.step(curve.share, curve.fnmr, where="post", color=color, label=label)
+        # Without the points beyond: the rate of the last few pairs may be 100 %. The last rate holds up to the end.
+        share, fnmr = curve.share[curve.share <= LARGEST_SHARE], curve.fnmr[curve.share <= LARGEST_SHARE]
+        shown = np.append(share, LARGEST_SHARE), np.append(fnmr, fnmr[-1])
+        axes.step(*shown, where="post", color=color, label=label)
     axes.axhline(result.discards[0].fnmr[0], color=_MARK, linestyle=":", label="random")
+    if other and other.discards:
+        label = curve_label(f"random, {names[1]}")
+        axes.axhline(other.discards[0].fnmr[0], color=_IMPOSTOR, linestyle=":", label=label)
     axes.set(xlim=(0, LARGEST_SHARE), ylim=(0, None))
     axes.set(
         title="Error versus discard", xlabel="share of discarded genuine pairs", ylabel="false non-match rate"

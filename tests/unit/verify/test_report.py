@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+from facetrain.verify.metrics.discard import DiscardCurve
 from facetrain.verify.metrics.draws import Draws
 from facetrain.verify.model_results import ModelResults
 from facetrain.verify.output.figures import result_figures
@@ -84,6 +85,17 @@ def test_the_curves_of_several_galleries_are_named(found):
         assert labels_of(result_figures(result)[name])[:2] == ["G1", "G2"]
         assert labels_of(result_figures(result, result, ("new.onnx", "old.onnx"))[name])[:4] == labels
     assert result.as_json()["gallery_curves"]["G2"] == one.as_json()["curve"]
+
+
+def test_error_versus_discard_shows_each_model_beside_its_own_random_discarding(found):
+    result = found.results["lfw"]
+    share, rate = np.linspace(0, 0.99, 100), np.r_[np.full(50, 0.02), np.full(50, 1.0)]
+    curves = [DiscardCurve("length", share, scale * rate, share, 30) for scale in (1, 0.5)]
+    one, other = (replace(result, discards=[curve]) for curve in curves)
+    (axes,) = result_figures(one, other, ("new", "old"))["discard"].axes
+    level = {line.get_label(): set(line.get_ydata()) for line in axes.lines}
+    assert level == {"length": {0.02}, "length, old": {0.01}, "random": {0.02}, "random, old": {0.01}}
+    assert 0.02 < axes.get_ylim()[1] < 0.03 and max(axes.lines[0].get_xdata()) == 0.5
 
 
 @pytest.mark.slow
