@@ -24,7 +24,7 @@ from facetrain.text import count_text
 from facetrain.verify.metrics import bootstrap
 from facetrain.verify.metrics.draws import DRAWS, Draws
 from facetrain.verify.metrics.result import Interval
-from facetrain.verify.metrics.roc import FMRS, ROUNDING, can_measure
+from facetrain.verify.metrics.roc import FMRS, ROUNDING, can_measure, least_impostors
 
 MAX_IMAGES = 8_000
 """Most images that are compared with each other; the people of a larger dataset are sampled.
@@ -148,7 +148,7 @@ def require_enough_people(labels: Sequence[Any] | np.ndarray, fmrs: Sequence[flo
     for fmr in fmrs:
         if not can_measure(impostors, fmr):
             raise DataError(
-                f"{data}: an FMR of {fmr:g} needs {round(1 / fmr):,} impostor pairs; {len(labels):,} images of "
+                f"{data}: an FMR of {fmr:g} needs {least_impostors(fmr):,} impostor pairs; {len(labels):,} images of "
                 f"{len(image_S):,} people have {impostors:,}"
             )
 

@@ -24,7 +24,7 @@ from facetrain.verify.metrics import bootstrap
 from facetrain.verify.metrics.curve_metrics import tar_at_far, value_of
 from facetrain.verify.metrics.draws import DRAWS, Draws
 from facetrain.verify.metrics.result import Result
-from facetrain.verify.metrics.roc import FPIRS, Roc, can_measure, roc
+from facetrain.verify.metrics.roc import FPIRS, Roc, can_measure, least_impostors, roc
 from facetrain.verify.metrics.scored_pairs import add_replicates
 
 RANKS = (1, 5, 10, 20)
@@ -198,7 +198,7 @@ def _add_tpir(result: Result, searches: list[Search], curves: list[Roc], fpir: f
     if result.metrics[name] is None:
         nonmated = min(int((~search.mated_Q).sum()) for search in searches)
         result.needs[name] = (
-            f"needs {round(1 / fpir):,} probes whose person is not in the gallery; there are {nonmated:,}"
+            f"needs {least_impostors(fpir):,} probes whose person is not in the gallery; there are {nonmated:,}"
             if all(search.mated_Q.any() for search in searches)
             else _NEEDS_MATES
         )

@@ -14,6 +14,7 @@ A genuine pair shows one person, an impostor pair two. A higher score means more
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -106,7 +107,12 @@ def roc(score_P: np.ndarray, same_P: np.ndarray) -> Roc | None:
 
 def can_measure(impostors: int, far: float) -> bool:
     """Return whether so many impostor pairs can show a FAR; for fewer, it means that none is accepted."""
-    return impostors * far * ROUNDING >= 1
+    return impostors >= least_impostors(far)
+
+
+def least_impostors(far: float) -> int:
+    """Return the smallest number of impostor pairs that can show a FAR."""
+    return math.ceil(1 / (far * ROUNDING))
 
 
 def far_at(curve: Roc, far: float) -> float:

@@ -21,7 +21,7 @@ from facetrain.verify.metrics.fold_accuracy import (
 )
 from facetrain.verify.metrics.pair_blocks import every_subject_once
 from facetrain.verify.metrics.result import HardPair, Histogram, Result
-from facetrain.verify.metrics.roc import Roc, roc
+from facetrain.verify.metrics.roc import Roc, least_impostors, roc
 from facetrain.verify.metrics.score_scale import COSINE, ScoreScale
 
 _HARDEST = 50
@@ -184,7 +184,7 @@ def _add_curve_metric(result: Result, curve: Roc, metric: CurveMetric) -> None:
 
 def needed_impostors(curve: Roc, far: float) -> str:
     """Return why a set of pairs has no true accept rate at a false accept rate."""
-    return f"needs {round(1 / far):,} impostor pairs; there are {curve.impostors:,}"
+    return f"needs {least_impostors(far):,} impostor pairs; there are {curve.impostors:,}"
 
 
 def _bootstrap_curve(pairs: ScoredPairs, result: Result, draws: Draws) -> dict[str, np.ndarray]:

@@ -1,3 +1,4 @@
+from fractions import Fraction
 from functools import partial
 
 import numpy as np
@@ -11,7 +12,7 @@ from facetrain.verify.metrics.curve_metrics import auc, equal_error_rate, tar_at
 from facetrain.verify.metrics.draws import Draws
 from facetrain.verify.metrics.fold_accuracy import THRESHOLDS, fold_accuracy, grid_roc, squared_distances
 from facetrain.verify.metrics.result import thin_curve
-from facetrain.verify.metrics.roc import eer_threshold, roc, threshold_at
+from facetrain.verify.metrics.roc import can_measure, eer_threshold, least_impostors, roc, threshold_at
 from facetrain.verify.metrics.scored_pairs import ScoredPairs, hardest_pairs, histogram
 from facetrain.verify.pair_protocol import rising_metrics, score_pairs, verification_result
 from facetrain.verify.sets.pair_set import PairSet
@@ -154,6 +155,13 @@ def test_tar_at_a_far_below_one_impostor_pair_is_not_available():
     _, same = scores(400)
     metrics = metrics_of(np.random.default_rng(0).normal(size=(800, 4)), same)
     assert "tar@1e-02" in metrics and "tar@1e-03" not in metrics
+
+
+@pytest.mark.parametrize("far", [1e-1, 3e-1, 3e-3, 3e-4, 7e-5, *(10.0**-n for n in range(2, 12))])
+def test_the_number_of_impostors_that_a_rate_is_said_to_need_is_the_smallest_that_suffices(far):
+    needed = least_impostors(far)
+    assert can_measure(needed, far) and not can_measure(needed - 1, far)
+    assert needed * Fraction(repr(far)) >= 1 > (needed - 1) * Fraction(repr(far))
 
 
 @pytest.mark.parametrize("decimals", [2, 9])
