@@ -12,6 +12,7 @@ from facetrain.verify.metrics.curve_metrics import CURVE_METRICS
 from facetrain.verify.metrics.group_summary import RATES
 from facetrain.verify.metrics.result import Result, error_rate_of
 from facetrain.verify.metrics.roc import far_of, few_errors
+from facetrain.verify.metrics.score_scale import COSINE
 from facetrain.verify.metrics.scored_pairs import NO_SHARES
 
 COUNTS = {
@@ -30,6 +31,8 @@ _RATIOS = ("_ratio", "_to_mean", "_to_best", "_gini")
 
 _SMALL_RATES = ("fmr", "fpir")
 """Beginnings of the names of rates far below one percent."""
+_MOST_DECIMALS = 9
+"""Decimals of a rate: what is smaller is an error of float64, as no set has so many decisions."""
 _SMALLEST_PERCENT = 1e-4
 """A smaller rate has too few digits in percent."""
 _WORDS = {
@@ -75,7 +78,10 @@ def metric_words(name: str) -> str:
 
 
 def format_number(name: str, value: float | None) -> str:
-    """Return the text of a metric: rates in percent, ratios and other metrics as decimals, None as a dash."""
+    """Return the text of a metric: rates in percent, ratios and other metrics as decimals, None as a dash.
+
+    Close to 0 and to 1, a rate has more digits: with 2 wrong decisions of 200,000, an accuracy must not read 100%.
+    """
     if value is None:
         return "–"
     if name.endswith(_RATIOS):
@@ -83,13 +89,19 @@ def format_number(name: str, value: float | None) -> str:
     if name in _NOT_PERCENT:
         return f"{value:.5f}"
     if not name.startswith(_SMALL_RATES):
-        return f"{value:.2%}"
+        distance = round(min(abs(value), abs(1 - value)), _MOST_DECIMALS)
+        return f"{value:.{max(2, math.ceil(-math.log10(distance)) - 1) if distance else 2}%}"
     return f"{value:.1e}" if 0 < abs(value) < _SMALLEST_PERCENT else f"{value:.3%}"
 
 
 def format_interval(name: str, interval: tuple[float, float] | None) -> str:
     """Return `[low, high]`, in the unit that `format_number` gives the metric; empty without an interval."""
     return f"[{format_number(name, interval[0])}, {format_number(name, interval[1])}]" if interval else ""
+
+
+def format_score(result: Result, score: float) -> str:
+    """Return the text of a score of a result: scores of other systems may be as small as likelihood ratios."""
+    return f"{score:.4f}" if result.scale == COSINE else f"{score:.6g}"
 
 
 def format_value(name: str, value: float | None, interval: tuple[float, float] | None) -> str:
@@ -206,7 +218,7 @@ def format_slice_threshold(result: Result) -> Iterator[str]:
     if result.groups and result.curve:
         threshold, impostors = result.threshold["slices"], result.curve.impostors
         fmr = far_of(result.curve, threshold)
-        place = f"slices at {result.scale.name} >= {threshold:.4f}"
+        place = f"slices at {result.scale.name} >= {format_score(result, threshold)}"
         rate = f"FMR {format_number('fmr', fmr)} of all impostor pairs"
         yield f"{place}: {rate}  {few_errors(round(fmr * impostors), 'false accept')}".rstrip()
 

@@ -85,7 +85,7 @@ def pair_groups(hardest: HardestPairs) -> list[tuple[str, list[tuple[list[Markup
     return [
         (
             title,
-            [(list(map(jpeg_image, pair.images)), f"pair {pair.pair}: {pair.score:.3f}") for pair in pairs],
+            [(list(map(jpeg_image, pair.images)), f"pair {pair.pair}: {pair.score:.4g}") for pair in pairs],
         )
         for title, pairs in zip(TITLES, (hardest.genuine, hardest.impostors), strict=True)
         if pairs

@@ -24,6 +24,7 @@ from facetrain.verify.output.formatting import (
     format_differences,
     format_interval,
     format_number,
+    format_score,
     format_slice_threshold,
     format_value,
     format_warnings,
@@ -213,7 +214,7 @@ def _metric_rows(result: Result) -> Iterator[list[str]]:
             continue  # a squared distance; the last column has it as a score
         threshold = result.threshold.get(name.removeprefix("tar@"))
         words = ", ".join(filter(None, (metric_words(name), result.remark(name))))
-        shown = "" if threshold is None else f"{threshold:.4f}"
+        shown = "" if threshold is None else format_score(result, threshold)
         yield [words, format_number(name, value), format_interval(name, result.interval.get(name)), shown]
 
 

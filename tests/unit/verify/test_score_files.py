@@ -9,7 +9,7 @@ import pytest
 from facetrain.errors import DataError
 from facetrain.verify.evaluate import evaluate_scores
 from facetrain.verify.metrics.score_scale import COSINE, scale_of
-from facetrain.verify.output.formatting import format_evaluation
+from facetrain.verify.output.formatting import format_evaluation, format_score
 from facetrain.verify.protocol_options import EvaluationOptions
 from facetrain.verify.protocols import scores_result
 from facetrain.verify.score_files import read_scores, scores_of_same_pairs, scores_of_set
@@ -181,6 +181,17 @@ def test_pairs_of_one_kind_have_no_auc_no_accuracy_and_no_slices(tmp_path, genui
     result = evaluated(path, columns, slice_fmr=0.1)
     assert not result.groups and result.metrics["slices@1e-01"] is None
     assert result.needs == dict.fromkeys(("auc", "accuracy", "slices@1e-01"), reason)
+
+
+def test_thresholds_of_likelihood_ratios_are_shown_with_their_digits(tmp_path):
+    ratios = [repr(1e-9 * (1 + n % 10 + 5 * (n % 2))) for n in range(40)]
+    columns = {"score": ratios, "genuine": [n % 2 for n in range(40)], "sex": ["f", "m"] * 20}
+    found = evaluate_scores(write(tmp_path / "s.csv", columns), options=FAST)
+    (result,) = found.results.values()
+    assert f"{result.threshold['slices']:.6g}".endswith("e-09")
+    assert f"slices at score >= {result.threshold['slices']:.6g}: " in "\n".join(format_evaluation(found))
+    assert format_score(result, 1.23456789e-7) == "1.23457e-07"
+    assert format_score(replace(result, scale=COSINE), 0.123456) == "0.1235"
 
 
 def test_a_quality_column_gives_a_discard_curve_and_no_slice(tmp_path, pairs):

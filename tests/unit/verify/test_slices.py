@@ -286,6 +286,14 @@ def test_a_false_match_rate_that_is_not_0_is_not_shown_as_0():
     ]
 
 
+def test_a_rate_close_to_0_or_1_is_not_shown_as_0_or_100_percent():
+    shown = {
+        0.0: "0.00%", 0.25: "25.00%", 0.9984: "99.84%", 0.99917: "99.917%", 1 - 1e-5: "99.9990%",
+        1 - 6e-8: "99.9999940%", 1.0: "100.00%", 1 - 1e-15: "100.00%", 1e-6: "0.00010%", -0.00012: "-0.012%",
+    }  # fmt: skip
+    assert {rate: format_number("accuracy", rate) for rate in shown} == shown
+
+
 def test_a_cell_without_pairs_has_no_rate():
     sides = np.array(["a", "a"], object), np.array(["b", "a"], object)
     found = cross_groups(np.ones(2), np.zeros(2, bool), sides, 1, "x")  # the threshold itself is accepted
