@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -57,6 +58,7 @@ _WORDS = {
 """Metrics in the words of the field, for pages that people read."""
 _RATES_AT = {"tar": "FAR", "fnmr": "FMR", "tpir": "FPIR", "fnir": "FPIR"}
 """Rate -> rate that defines its threshold."""
+_NUMBER = re.compile(r"\d[\d,]*")
 
 if TYPE_CHECKING:
     from facetrain.verify.metrics.cross_groups import CrossGroups
@@ -243,7 +245,7 @@ def _format_needs(needs: Mapping[str, str]) -> Iterator[str]:
     """Yield a line for each kind of what a set lacks: a smaller rate needs more of the same pairs."""
     metrics: dict[str, list[str]] = {}
     for metric, reason in needs.items():
-        metrics.setdefault(reason.rpartition("; ")[2], []).append(metric)
+        metrics.setdefault(_NUMBER.sub("", reason), []).append(metric)
     for first, *others in metrics.values():
         also = f"; also left out: {', '.join(others)}" if others else ""
         yield f"  {first:16} {needs[first]}{also}"

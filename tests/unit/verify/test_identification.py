@@ -5,6 +5,8 @@ import pytest
 
 from facetrain.verify.metrics.draws import Draws
 from facetrain.verify.metrics.identification import Search, identification_result, search
+from facetrain.verify.model_results import ModelResults
+from facetrain.verify.output.formatting import format_evaluation
 
 
 def small_set(seed, *, probes=40, entries=25, people=12):
@@ -101,6 +103,8 @@ def test_a_rank_that_every_mate_has_is_no_result():
     assert found.metrics["entries"] == 10.5 and found.metrics["rank5"] == 1
     assert found.metrics["rank10"] is found.metrics["rank20"] is None and "rank10" not in found.interval
     assert found.needs["rank10"] == "needs a gallery of more than 10 entries; there are 10"
+    shown = "\n".join(format_evaluation(ModelResults("", {"x": found}, {}, True)))
+    assert "there are 10; also left out: rank20\n" in shown
 
 
 def test_a_rank_rate_is_the_mean_over_the_galleries_and_not_over_all_their_probes():
