@@ -80,7 +80,7 @@ class Expectations:
         return ExpectationPass(
             # The same classes, chunks and loss over another table, which has no gradient.
             replace(sweep, table=_TABLE, margin=self._margin, take_gradient=None, keeps_exponentials=False),
-            moving=stage.expectations == "moving",
+            moving=stage.expectations == "moving" and sweep.learns,
         )
 
     def state(self) -> dict[str, Tensor]:

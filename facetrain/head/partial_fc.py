@@ -227,7 +227,7 @@ class PartialFC(BaseHead):
         self.chunk_type, self._optimizer.one_pass = None, False
 
     def train(self, mode: bool = True) -> PartialFC:
-        """Train, or evaluate: then margins keep their running averages."""
+        """Train, or evaluate: then centers and running averages stay as they are, also in a backward pass."""
         if isinstance(self.margin, FunctionMargin):
             self.margin.train(mode)
         return super().train(mode)
@@ -542,8 +542,8 @@ class PartialFC(BaseHead):
         return default_chunk_size(global_batch, self.embedding_size, self.device.type)
 
     def _take_gradient(self, sampled: SampledClasses) -> TakeGradient | None:
-        """Return the function that takes the gradient of a chunk's centers; None without `update`."""
-        if self.update is None:
+        """Return the function that takes the gradient of a chunk's centers; None without `update`, or to evaluate."""
+        if self.update is None or not self.training:
             return None
         if self.update_in_backward:
             return partial(self._update_in_backward, sampled.tables)

@@ -400,6 +400,27 @@ def test_a_step_with_an_update_ends_with_its_one_call_or_with_step(in_backward):
 
 
 @pytest.mark.parametrize("in_backward", [True, False])
+def test_a_gradient_in_evaluation_mode_trains_no_centers(in_backward):
+    heads = [
+        facetrain.PartialFC(
+            "cosface", SIZE, CLASSES,
+            update=CenterUpdate(in_backward=in_backward), stages=[Stage(0, 1.0, "moving")],
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    for head in heads:
+        head.begin_step(0, lr=0.1)
+        head(*batch()).backward()
+        if head is heads[1]:
+            embedding, label = batch(1)
+            for _ in range(2):
+                head.eval()(embedding, label).backward()
+            assert embedding.grad.any()
+        head.step(torch.ones(()), torch.zeros(()))
+    torch.testing.assert_close(heads[1].row_state(), heads[0].row_state(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("in_backward", [True, False])
 def test_a_second_backward_pass_through_a_call_that_updates_the_centers_is_refused(in_backward):
     head = facetrain.PartialFC("cosface", SIZE, CLASSES, update=CenterUpdate(in_backward=in_backward))
     embedding, label = batch()
