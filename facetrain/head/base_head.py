@@ -126,7 +126,8 @@ class BaseHead(nn.Module):
     def step(self, grad_scale: Tensor, skip: Tensor) -> None:
         """Update the centers by the accumulated gradient / `grad_scale`, unless they were updated in backward.
 
-        If the scalar `skip` is 1, nothing changes and the gradient is discarded. Both tensors are on the device.
+        If the scalar `skip` is 1, or loss or slopes of a micro-batch are not finite, no center changes and the gradient
+        is discarded. Both tensors are on the device.
         """
         raise NotImplementedError
 

@@ -78,6 +78,8 @@ class AccumulatedGradient:
     """
 
     def __init__(self) -> None:
+        self.finite: Tensor | bool = True
+        """Whether loss and slopes of all micro-batches are finite; a scalar on the device after the first."""
         self._of_slices: dict[tuple[int, int], Tensor] = {}
         """Gradients (C, D) of consecutive rows, by their first one and the one after the last."""
         self._of_samples: list[tuple[np.ndarray, Tensor]] = []
@@ -94,8 +96,9 @@ class AccumulatedGradient:
         first = 0
 
         def add(rows: Rows, gradient: Gradient, finite: Tensor) -> None:
-            """Add a chunk's gradient (S, D), which may be changed later. `finite` is ignored: `step` checks once."""
+            """Add a chunk's gradient (S, D), which may be changed later, and whether loss and slopes are finite."""
             nonlocal first
+            self.finite = finite & self.finite
             # An unfinished gradient lacks the targets of its micro-batch; the update that finishes it runs in the
             # backward pass only.
             assert isinstance(gradient, Tensor), "only finished gradients can be accumulated"
@@ -112,8 +115,8 @@ class AccumulatedGradient:
 
         return add
 
-    def take(self, device: torch.device) -> list[tuple[Rows, Tensor]]:
-        """Return (rows, gradient) with every row at most once, and start again from zero.
+    def by_rows(self, device: torch.device) -> list[tuple[Rows, Tensor]]:
+        """Return (rows, gradient) with every row at most once.
 
         Rows of samples are on `device`, gradients where they were computed.
 
@@ -126,10 +129,9 @@ class AccumulatedGradient:
                 "one size, or the head a chunk_size"
             )
         self._merge_samples()
-        of_slices, of_samples, self._of_slices, self._of_samples = self._of_slices, self._of_samples, {}, []
         return [
-            *((slice(*bounds), gradient_CD) for bounds, gradient_CD in of_slices.items()),
-            *((to_device(index_S, device), gradient_SD) for index_S, gradient_SD in of_samples),
+            *((slice(*bounds), gradient_CD) for bounds, gradient_CD in self._of_slices.items()),
+            *((to_device(index_S, device), gradient_SD) for index_S, gradient_SD in self._of_samples),
         ]
 
     def _merge_samples(self) -> None:

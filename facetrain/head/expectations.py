@@ -142,7 +142,7 @@ class ExpectationPass:
         sweep, target = self._sweep, self._target
         if not self._moving or not sweep.sampled.size:
             return
-        # A NaN would stay in an average for good; centers and expectations skip the same steps.
+        # A NaN would stay in an average for good.
         is_local_G = target.is_local_G & finite
         row_G = target_rows(sweep.sampled)
         # Of the whole batch from the same old values, so that the order of its images does not matter.

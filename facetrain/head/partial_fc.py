@@ -309,6 +309,7 @@ class PartialFC(BaseHead):
         if lr is None and self.update is not None:
             raise UsageError("PartialFC with `update` needs the learning rate: head.begin_step(step, lr=lr)")
         self._begun = True
+        self._gradient = AccumulatedGradient()  # a step that was given up may have left one
         self._begin(step, lr=lr or 0.0, loss_scale=loss_scale)
 
     def _begin(self, step: int, *, lr: float = 0.0, loss_scale: Tensor | None = None) -> None:
@@ -442,10 +443,12 @@ class PartialFC(BaseHead):
         return loss
 
     def step(self, grad_scale: Tensor, skip: Tensor) -> None:
-        valid = skip == 0
+        gradient_of_step, self._gradient = self._gradient, AccumulatedGradient()
+        # A NaN would stay in a center for good, and not every loop skips such a step.
+        valid = (skip == 0) & gradient_of_step.finite
         # From the tables themselves: with several micro-batches no rows are prefetched, since they would miss this
         # update.
-        for rows, gradient in self._gradient.take(self._tables.device):
+        for rows, gradient in gradient_of_step.by_rows(self._tables.device):
             self._optimizer.update(self._tables.by_name, rows, gradient.div_(grad_scale), valid)
         self._begun = False
 

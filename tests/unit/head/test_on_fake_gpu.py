@@ -170,4 +170,6 @@ def test_the_products_run_in_16_bits_on_gpus_that_are_faster_at_it(
     is_fused = dtype == torch.bfloat16
     assert len(found) == is_fused and products.dtypes + found == [(dtype, dtype)] * 3
     assert head.chunk_type is (FusedChunk if is_fused else None)
-    assert not head._gradient.take(GPU) and not gpu.waits[0], "the gradient of all centers is never collected"
+    assert not head._gradient.by_rows(GPU) and not gpu.waits[0], (
+        "the gradient of all centers is never collected"
+    )

@@ -420,6 +420,29 @@ def test_a_gradient_in_evaluation_mode_trains_no_centers(in_backward):
     torch.testing.assert_close(heads[1].row_state(), heads[0].row_state(), rtol=0, atol=0)
 
 
+def test_a_loss_that_is_not_finite_or_a_step_given_up_changes_no_center():
+    head, other = (
+        facetrain.PartialFC("cosface", SIZE, CLASSES, update=CenterUpdate(in_backward=False))
+        for _ in range(2)
+    )
+
+    def train(head, *losses):
+        head.begin_step(0, lr=0.1)
+        for number, factor in losses:
+            embedding, label = batch(number)
+            head(embedding.float() * factor, label).backward()
+        head.step(torch.ones(()), torch.tensor(0))
+
+    before = head.weight.clone()
+    train(head, (1, 1.0), (2, torch.inf), (3, 1.0))
+    assert torch.equal(head.weight, before)
+    head.begin_step(0, lr=0.1)
+    head(*batch(4)).backward()
+    train(head, (5, 1.0))
+    train(other, (5, 1.0))
+    assert torch.equal(head.weight, other.weight) and not torch.equal(head.weight, before)
+
+
 @pytest.mark.parametrize("in_backward", [True, False])
 def test_a_second_backward_pass_through_a_call_that_updates_the_centers_is_refused(in_backward):
     head = facetrain.PartialFC("cosface", SIZE, CLASSES, update=CenterUpdate(in_backward=in_backward))
