@@ -110,7 +110,7 @@ class Margin:
         """Start a step. Margins that draw random numbers derive them from its number."""
 
     def update_averages(self, norm_G: Tensor | None, cos_G: Tensor) -> None:
-        """Update running averages from the global batch. Called before `apply`."""
+        """Update running averages from the global batch. Called before `apply`, in training alone."""
 
     def snapshot(self) -> Margin:
         """Return a margin that later batches do not change, of which the chunks of a batch are computed twice."""

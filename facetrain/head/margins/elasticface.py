@@ -30,17 +30,20 @@ class ElasticFace(Margin):
         """Take the mean m of the margin."""
         super().__init__(**common)
         self.mean = mean
-        self._step, self._rows = 0, 0
+        self.begin_step(0)
 
     def begin_step(self, step: int) -> None:
-        self._step, self._rows = step, 0
+        self._step, self._first, self._stop = step, 0, 0
+
+    def update_averages(self, norm_G: Tensor | None, cos_G: Tensor) -> None:
+        # Not in `_draw`: an evaluation between two micro-batches would count, too.
+        self._first, self._stop = self._stop, self._stop + len(cos_G)
 
     def _draw(self, cos_G: Tensor) -> Tensor:
         """Return E(0, σ) of each sample of a micro-batch, (G,)."""
         # By row and not by identity: all ranks gather the same rows in the same order, and two images of a person
         # differ.
-        row_G = torch.arange(self._rows, self._rows + len(cos_G), device=cos_G.device)
-        self._rows += len(cos_G)
+        row_G = torch.arange(self._first, self._first + len(cos_G), device=cos_G.device)
         return (normal(row_G, key_of(self.seed, self._step, 0)) * self.sigma).to(cos_G.dtype)
 
 
