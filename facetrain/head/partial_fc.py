@@ -107,7 +107,8 @@ class PartialFC(BaseHead):
             embedding_size: D.
             num_classes: classes of all ranks.
             sample_rate: fraction of the classes that take part in a call; the classes of the batch always do.
-            fp16: round the factors of the large products to 16 bits (bfloat16).
+            fp16: round the factors of the large products to 16 bits (bfloat16); on a GPU of compute capability below
+                8.0, which is slower with them, this has no effect.
             process_group: ranks over which the centers are split; None: all ranks, or one process without a group.
             scale: factor on the cosines; a margin that is an object has its own.
             filter_threshold: cosine above which a negative counts as label noise; its logit is set to 0. 0: no filter.
@@ -176,8 +177,9 @@ class PartialFC(BaseHead):
         self.on_device, self._block = storage.placement == "device", storage.classes_per_block
         self._numbers_on_device = self.shard.size * embedding_size if self.on_device else 0
         self.update_in_backward = update is not None and update.in_backward
-        self.product_dtype = torch.bfloat16 if fp16 else None
-        """Dtype to which the factors of the large products are rounded; None: none, or bfloat16 under autocast."""
+        self.product_dtype: torch.dtype | None = None
+        """Dtype to which the factors of the large products are rounded; None: bfloat16 by `fp16` or under autocast."""
+        self._fp16 = fp16
         self._chunk_size, self._recompute = chunk_size, recompute
         self._sparse, self.seed = sparse, seed
         self._trained, self.update = trained, update
@@ -419,7 +421,7 @@ class PartialFC(BaseHead):
         unit_GD, norm_G = gathered_GX, gathered_GX[:, -1] if self.needs_norms else None
         if gathered_GX.shape[1] > self.embedding_size:
             unit_GD = gathered_GX[:, : self.embedding_size]
-        product_dtype = self.product_dtype or _autocast_dtype(self.device)
+        product_dtype = self.product_dtype or _product_dtype(self.device, fp16=self._fp16)
         gradient = ParameterGradient(self.weight, sparse=self._sparse) if self.weight.requires_grad else None
         sweep = ClassSweep(
             sampled=sampled,
@@ -563,12 +565,12 @@ class PartialFC(BaseHead):
         self._optimizer.update(tables.by_name, rows, gradient, finite)
 
 
-def _autocast_dtype(device: torch.device) -> torch.dtype | None:
-    """Return the dtype of the large products where autocast is on; None: it is off, or no help on the device."""
+def _product_dtype(device: torch.device, *, fp16: bool) -> torch.dtype | None:
+    """Return the dtype of the large products by `fp16` or autocast; None: neither is on, or no help on the device."""
     # The meta device has no autocast.
-    if not torch.amp.is_autocast_available(device.type) or not torch.is_autocast_enabled(device.type):
-        return None
-    return torch.bfloat16 if device.type != "cuda" or multiplies_bfloat16(device) else None
+    has_autocast = torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+    is_help = device.type != "cuda" or multiplies_bfloat16(device)
+    return torch.bfloat16 if (fp16 or has_autocast) and is_help else None
 
 
 def _names_of_state(margin: Margin) -> set[str]:

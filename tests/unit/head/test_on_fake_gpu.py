@@ -9,6 +9,7 @@ from facetrain.distributed import collectives
 from facetrain.distributed.world import World
 from facetrain.errors import UsageError
 from facetrain.head.class_chunk import FusedChunk
+from facetrain.head.partial_fc import PartialFC
 from facetrain.head.sampling import Stage
 from facetrain.run.parts.head import build_head
 from facetrain.run.parts.step_schedule import schedule_steps
@@ -52,6 +53,17 @@ def test_a_step_mixes_no_devices_and_never_blocks_the_host(name, margin):
         loss, gradient = head_step(head, 1)
     assert loss.device == gradient.device == GPU
     assert not gpu.faults and not gpu.waits[1] and not gpu.pageable[1]
+
+
+@pytest.mark.parametrize(("capability", "rounds"), [((7, 5), False), ((8, 0), True)])
+def test_fp16_rounds_where_the_gpu_is_faster_with_it(capability, rounds):
+    embedding, label = torch.randn(4, 32), torch.arange(4)
+    with fake_gpu(capability=capability):
+        losses = [
+            PartialFC("arcface", 32, 500, fp16=fp16, device=GPU)(embedding.to(GPU), label.to(GPU)).item()
+            for fp16 in (False, True)
+        ]
+    assert (losses[0] != losses[1]) == rounds
 
 
 def test_cuda_without_a_number_is_the_current_gpu_in_the_threads_of_the_head_too():
