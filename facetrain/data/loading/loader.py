@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -91,7 +91,7 @@ class Loader:
         world: this rank, the number of ranks, and the device of the batches.
         start_step: first step, after a resume the step of the checkpoint.
         stop_step: step to stop before; None: endless.
-        skipped: list to which messages about replaced bad images are added, each once; None: a new one.
+        skipped: set to which messages about replaced bad images are added; None: a new one.
     """
 
     def __init__(
@@ -103,11 +103,10 @@ class Loader:
         *,
         start_step: int = 0,
         stop_step: int | None = None,
-        skipped: list[str] | None = None,
+        skipped: set[str] | None = None,
     ) -> None:
-        self.skipped: list[str] = [] if skipped is None else skipped
-        """Messages about the bad images that were replaced so far, each once."""
-        self._known_skipped = set(self.skipped)
+        self.skipped: set[str] = set() if skipped is None else skipped
+        """Messages about the bad images that were replaced so far."""
         self.wait_s = 0.0
         """Seconds that training has waited for batches."""
         self._dataset, self._sampler, self._settings = dataset, sampler, settings
@@ -143,7 +142,7 @@ class Loader:
             start = time.perf_counter()
             with profiler_range("data"):
                 step, slot, sample, repeat = self._pending.popleft()
-                self._add_skipped(self._pool.wait(slot))
+                self.skipped.update(self._pool.wait(slot))
                 self._prefetcher.wait_for_transfers()  # of earlier steps, whose slots are filled again below
                 image = self._prefetcher.slot_to_device(slot)
                 # Labels of the images in the slot: a replacement may show another identity than the bad image.
@@ -183,11 +182,6 @@ class Loader:
             replace(whole, **{name: part[number] for name, part in parts.items()})
             for number in range(self._settings.accumulate)
         )
-
-    def _add_skipped(self, messages: Sequence[str]) -> None:
-        new = dict.fromkeys(message for message in messages if message not in self._known_skipped)
-        self.skipped += new
-        self._known_skipped.update(new)
 
     def _submit_steps(self) -> None:
         """Have the pool read further steps, until `steps_ahead` steps are pending."""

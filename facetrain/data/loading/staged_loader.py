@@ -14,13 +14,13 @@ class StagedLoader:
     processes.
     """
 
-    def __init__(self, open_stages: Sequence[Callable[[list[str]], Loader]]) -> None:
+    def __init__(self, open_stages: Sequence[Callable[[set[str]], Loader]]) -> None:
         """Take what opens the loader of each stage; the first one begins to read at once.
 
-        Each gets the list of messages about bad images, to which it appends.
+        Each gets the set of messages about bad images, to which it adds its own.
         """
-        self.skipped: list[str] = []
-        """Messages about the bad images that were replaced so far, each once."""
+        self.skipped: set[str] = set()
+        """Messages about the bad images that were replaced so far."""
         self._wait_s = 0.0
         self._remaining = list(open_stages)
         self._open_next()

@@ -41,7 +41,7 @@ def build_loader(
 ) -> StagedLoader:
     """Build the loader of this rank's batches; it begins to read at once."""
 
-    def open_stage(stage: Stage, skipped: list[str]) -> Loader:
+    def open_stage(stage: Stage, skipped: set[str]) -> Loader:
         start = max(stage.first_step, start_step)
         return Loader(
             source,

@@ -137,27 +137,7 @@ def test_a_bad_image_raises_an_error_or_is_replaced_by_the_next(dataset):
     assert batch.read_B[row] == 6 and (batch.read_B != batch.sample_B).sum() == 1
     assert batch.label_B[row] == dataset.labels[6]
     assert torch.equal(batch.image_BHWC[row], batch.image_BHWC[batch.sample_B.tolist().index(6)])
-    assert len(lenient.skipped) == 1 and "key 6 at byte" in lenient.skipped[0]
-
-
-class UncomparedMessage(str):
-    """Message that is compared with no other one: a dataset can have a million bad images."""
-
-    __hash__ = str.__hash__
-
-    def __eq__(self, other):
-        raise AssertionError("all messages are searched for one")
-
-
-def test_a_message_about_a_bad_image_is_found_without_a_search_of_all_messages(dataset):
-    sampler = GlobalSampler(40, SampleOrder(seed=1, global_batch_size=4))
-    first, second, third = (UncomparedMessage(f"image {number}") for number in range(3))
-    earlier = [first]  # in an earlier stage
-    loader = Loader(dataset, sampler, replace(SMALL, workers=0), ONE_RANK, skipped=earlier)
-    loader._add_skipped([first, second])
-    loader._add_skipped([second, third, third])
-    loader.close()
-    assert [*map(id, loader.skipped)] == [id(first), id(second), id(third)]
+    assert len(lenient.skipped) == 1 and "key 6 at byte" in lenient.skipped.pop()
 
 
 @pytest.mark.parametrize("taken", [0, 1])

@@ -111,7 +111,7 @@ def test_a_step_without_a_report_is_checked_as_one_with_it(state, step, loader):
     batches = next(iter(loader))
     step(state, batches)
     log.check(state, batches)
-    loader.skipped += ["key 5 is damaged"]
+    loader.skipped.add("key 5 is damaged")
     with pytest.raises(SkippedError, match="1 image could"):
         log.check(state, batches)
     state.backbone.conv1.register_forward_pre_hook(lambda conv, images: (images[0] * float("inf"),))
