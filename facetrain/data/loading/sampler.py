@@ -110,18 +110,18 @@ class GlobalSampler:
 
     def batch(self, step: int, rows_N: np.ndarray | None = None) -> np.ndarray:
         """Return the dataset indices of a step, or of some rows of its global batch: int64 (N,)."""
-        epoch, within = self._epoch_and_place(step)
-        rows_N = np.arange(self.global_batch_size) if rows_N is None else rows_N
-        position = within * self.global_batch_size + rows_N
-        if self._mode == "full":
-            return permute(position, self.num_images, key_of(self._seed, epoch))
-        return self._shuffled_in_blocks(position, epoch)
+        return self.batch_with_repeats(step, rows_N)[0]
 
     def batch_with_repeats(
         self, step: int, rows_N: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Return `batch`, and how often the epoch has shown each of its images before: int64 (N,); None: never."""
-        return self.batch(step, rows_N), None
+        epoch, within = self._epoch_and_place(step)
+        rows_N = np.arange(self.global_batch_size) if rows_N is None else rows_N
+        position = within * self.global_batch_size + rows_N
+        if self._mode == "full":
+            return permute(position, self.num_images, key_of(self._seed, epoch)), None
+        return self._shuffled_in_blocks(position, epoch), None
 
     def ranges_to_prefetch(self, step: int, *, is_first_step: bool) -> Iterator[tuple[int, int]]:
         """Yield (first index, count) of the ranges to read in advance.
@@ -186,10 +186,6 @@ class MixtureSampler(GlobalSampler):
         self._first_position = np.cumsum(self._per_epoch) - self._per_epoch
         self._first_index = np.cumsum(self._counts) - self._counts
 
-    def batch(self, step: int, rows_N: np.ndarray | None = None) -> np.ndarray:
-        """Return the dataset indices of a step, or of some rows of its global batch: int64 (N,)."""
-        return self._index_and_repeats(super().batch(step, rows_N), self.epoch(step))[0]
-
     def batch_with_repeats(
         self, step: int, rows_N: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray | None]:
@@ -197,7 +193,8 @@ class MixtureSampler(GlobalSampler):
 
         In an epoch that begins within a pass, every image of the next pass counts as shown before.
         """
-        index, repeat = self._index_and_repeats(super().batch(step, rows_N), self.epoch(step))
+        position, _ = super().batch_with_repeats(step, rows_N)
+        index, repeat = self._index_and_repeats(position, self.epoch(step))
         return index, repeat if repeat.any() else None
 
     def ranges_to_prefetch(self, step: int, *, is_first_step: bool) -> Iterator[tuple[int, int]]:
@@ -224,15 +221,13 @@ class MixtureSampler(GlobalSampler):
             for number in np.unique(pass_of).tolist():
                 in_pass = pass_of == number
                 key = key_of(self._seed, _KEY_MIXTURE, dataset, number)
-                index[rows[in_pass]] = self._first_index[dataset] + self._permute_pass(
-                    within[in_pass], count, key
+                inner = within[in_pass]
+                index[rows[in_pass]] = self._first_index[dataset] + (
+                    permute(inner, count, key)
+                    if self._mode == "full"
+                    else permute_blocks(inner, count, key, self._block)
                 )
         return index, repeat
-
-    def _permute_pass(self, position: np.ndarray, count: int, key: int) -> np.ndarray:
-        if self._mode == "full":
-            return permute(position, count, key)
-        return permute_blocks(position, count, key, self._block)
 
 
 def epoch_size(dataset: FaceDataset) -> int:
