@@ -95,7 +95,8 @@ def find_wrong_labels(embedding_ND: np.ndarray, label_N: np.ndarray) -> CleanRep
         least = float(np.quantile(center_N[kept_N], _LEAST_GENUINE))
         lead = _LEAST_LEAD * float(np.median((center_N - other_N)[kept_N]))
         moved = other_N[rows] >= np.maximum(least, third + lead)
-        separation = measure_separation(embedding_ND[~wrong_N], row_N[~wrong_N])
+        right = np.flatnonzero(~wrong_N)
+        separation = measure_separation(embedding_ND, row_N[right], right)
     else:
         moved = np.zeros(len(rows), bool)
     wrong = [

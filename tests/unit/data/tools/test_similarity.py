@@ -40,6 +40,16 @@ def test_the_nearest_image_of_an_identity_is_another_one_in_blocks_too(faces, mo
     assert np.isnan(found[0])
 
 
+def test_the_separation_of_some_rows_is_that_of_a_copy_of_them_in_blocks_too(faces, monkeypatch):
+    embedding, person = faces
+    rows = np.flatnonzero(np.arange(len(person)) % 5 > 0)
+    noisy = unit(embedding + 0.3 * np.random.default_rng(1).normal(size=embedding.shape))
+    for _ in range(2):
+        found = measure_separation(noisy, person[rows], rows)
+        assert found == measure_separation(noisy[rows], person[rows]) and found.eer > 0
+        monkeypatch.setattr("facetrain.data.tools.similarity._BLOCK_NUMBERS", 7 * IDENTITIES)
+
+
 @pytest.mark.parametrize("labels", [[0] * 6, range(6)])
 def test_without_another_identity_or_image_there_is_no_error(labels):
     embedding_ND = unit(np.random.default_rng(0).normal(size=(6, 8)))

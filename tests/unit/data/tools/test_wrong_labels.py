@@ -50,6 +50,16 @@ def test_blocks_give_the_same_result_as_all_embeddings_at_once(faces, monkeypatc
     assert [(one.image, one.target) for one in blocks] == [(one.image, one.target) for one in whole] != []
 
 
+def test_all_embeddings_are_never_in_memory_at_once(monkeypatch):
+    rng, label = np.random.default_rng(0), np.repeat(np.arange(100), 40)
+    embedding = unit(rng.normal(size=(100, 512))[label] + 0.5 * rng.normal(size=(len(label), 512)))
+    label[::200] += 7
+    monkeypatch.setattr(similarity, "_BLOCK_NUMBERS", 100 * 512)
+    with traced_peak() as peak:
+        assert find_wrong_labels(embedding, label).wrong
+    assert peak.bytes < embedding.nbytes / 2
+
+
 def test_labels_with_large_gaps_need_no_more_memory_than_labels_without(faces):
     embedding, label = faces[0], with_wrong_labels(faces[1])
     spread = np.where(label == IDENTITIES - 1, 2**31 - 1, label * 1000)
