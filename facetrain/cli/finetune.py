@@ -19,7 +19,8 @@ from facetrain.errors import UsageError
 from facetrain.text import shell_path
 
 if TYPE_CHECKING:
-    from facetrain.config.schema import Config
+    from facetrain.finetune.prepare import Prepared
+    from facetrain.finetune.workplace import Request
     from facetrain.run.request import TrainRequest
 
 
@@ -89,8 +90,9 @@ def finetune(
     )
     with _saying_how_to_continue(request.output):
         prepared = prepare(request, faces.finder(), echo_line, progress_bar)
-        if code := train_on_this_rank(_request(prepared.config, prepared.place.run, resume=resume)):
+        if code := train_on_this_rank(_training(prepared, request)):
             sys.exit(code)
+        prepared.write_config(echo_line)
         verdict = judge(prepared, say=echo_line, bar=progress_bar)
         for line in describe(verdict):
             echo_line(line)
@@ -113,14 +115,15 @@ def _saying_how_to_continue(output: Path) -> Iterator[None]:
         raise
 
 
-def _request(config: Config, run_dir: Path, *, resume: bool) -> TrainRequest:
+def _training(prepared: Prepared, request: Request) -> TrainRequest:
     from facetrain.config.loading import plain_config
     from facetrain.run.request import TrainRequest
 
     return TrainRequest(
-        config=plain_config(config),
-        run_dir=str(run_dir),
-        resume_existing=resume,
+        config=plain_config(prepared.config),
+        overrides=request.overrides,  # the config has them, but a run that continues changes by them alone
+        run_dir=str(prepared.place.run),
+        resume_existing=request.resume,
         is_part=True,
         command_line=tuple(sys.argv[1:]),
     )

@@ -46,12 +46,25 @@ class Prepared:
     targets: tuple[str, ...]
     choices: list[Choice]
     config: Config
+    text: str
+    """The config as YAML, with the reasons for the choices as comments."""
+
+    def write_config(self, say: Callable[[str], None]) -> None:
+        """Write the config of the run, once the run has accepted it, and say the command that reads it.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        path = self.place.folder / _PLAN_FILE
+        with os_errors_as(RunError, path):
+            write_atomically(path, self.text)
+        say(f"the same run by hand: facetrain train --config {shell_path(path)}")
 
 
 def prepare(
     request: Request, finder: LandmarkFinder | None, say: Callable[[str], None], bar: Bar
 ) -> Prepared:
-    """Align the faces, hold images out, choose the settings and write the config.
+    """Align the faces, hold images out and choose the settings.
 
     Args:
         request: what the user asks for.
@@ -85,8 +98,11 @@ def prepare(
             write_teacher_embeddings(model, place.train, place.embeddings, inference, progress=progress)
     facts = _facts(request, model, backbone, place, open_dataset(place.train))
     choices = choose(facts, request.overrides)
-    config = _write_config(choices, request, place, say)
-    return Prepared(place, model, request.targets, choices, config)
+    for choice in choices:
+        say(f"  {choice.settings}")
+        say(f"    {choice.reason}")
+    text, config = _config_of(choices, request, place)
+    return Prepared(place, model, request.targets, choices, config, text)
 
 
 def _open_photos(request: Request) -> FaceDataset:
@@ -150,17 +166,3 @@ def _facts(
 
 def _config_of(choices: list[Choice], request: Request, place: Workplace) -> tuple[str, Config]:
     return config_text(choices, request.overrides, place.run.name, str(place.folder))
-
-
-def _write_config(
-    choices: list[Choice], request: Request, place: Workplace, say: Callable[[str], None]
-) -> Config:
-    """Write the config of the run, and say the choices and the command."""
-    for choice in choices:
-        say(f"  {choice.settings}")
-        say(f"    {choice.reason}")
-    text, config = _config_of(choices, request, place)
-    path = place.folder / _PLAN_FILE
-    write_atomically(path, text)
-    say(f"the same run by hand: facetrain train --config {shell_path(path)}")
-    return config

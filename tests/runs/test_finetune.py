@@ -40,7 +40,8 @@ def test_an_interrupted_fine_tuning_is_resumed_and_keeps_a_model(web_server, tmp
     last = int(re.findall(r"stopped at step (\d+)", errors)[0]) + 2
     assert "already exists; choose another --output, or continue with --resume" in str(refusal(*command))
 
-    printed = output_of(*command, "--resume", "--set", f"train.max_steps={last}")
+    assert not (output / "finetune.yaml").exists()  # no run has accepted its settings to the end
+    printed = output_of(*command, "--resume", "--set", f"train.max_steps={last}", "--set", "seed=3")
     assert "51 images of 17 people are held out" in printed and "3 people are set aside" in printed
     assert "kept: " in printed and "strangers keep a cosine" in printed and "  threshold " in printed, printed
     page = (output / "report.html").read_text()
@@ -62,6 +63,7 @@ def test_an_interrupted_fine_tuning_is_resumed_and_keeps_a_model(web_server, tmp
     assert (
         chosen["distill"]["teacher"].startswith(f"{address}#sha256=") and chosen["train"]["max_steps"] == last
     )
+    assert chosen["seed"] == yaml.safe_load((output / "run" / "config.yaml").read_text())["seed"] == 3
     by_hand = (
         "--config",
         output / "finetune.yaml",
