@@ -22,6 +22,9 @@ _FEW_IMAGES = 20_000
 _STEPS, _LEAST_EPOCHS = 128, 2
 """Steps that a fine-tuning on few images takes, and the least number of its epochs, see docs/log/log.md."""
 
+_EITHER = {"train.global_batch_size": "train.batch_size"}
+"""Key that is chosen, and the key that a config may have in its place, but not beside it."""
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -71,12 +74,17 @@ def choose(facts: Facts, overrides: Iterable[str] = ()) -> list[Choice]:
 
 def _without_given(choices: Iterable[Choice], given_keys: Collection[str]) -> Iterator[Choice]:
     """Yield the choices without the keys that the user gives; what remains of one has lost its reason."""
-    for choice in choices:
+
+    def given_for(key: str) -> str | None:
         # A key around one that the user gives stays: the config merges the two.
-        given = [key for key in choice.values if any(is_within(key, each) for each in given_keys)]
+        others = (key, _EITHER.get(key, key))
+        return next((other for other in others for each in given_keys if is_within(other, each)), None)
+
+    for choice in choices:
+        given = {key: name for key in choice.values if (name := given_for(key))}
         rest = {key: value for key, value in choice.values.items() if key not in given}
         if rest:
-            yield Choice(rest, f"as without --set {', '.join(given)}") if given else choice
+            yield Choice(rest, f"as without --set {', '.join(given.values())}") if given else choice
 
 
 def _model(facts: Facts) -> Iterator[Choice]:

@@ -107,3 +107,12 @@ def test_a_setting_of_the_user_is_not_said_to_be_chosen(override, left):
     assert [choice.settings for choice in changed] == left and len(found) == len(plain) - 1 + len(left)
     assert all(choice.reason.startswith(f"as without --set {key}") for choice in changed)
     assert config_text(found, [override], "a", "b")[1] == config_text(plain, [override], "a", "b")[1]
+
+
+def test_a_batch_per_rank_takes_the_place_of_the_chosen_batch_of_all_ranks():
+    override = "train.batch_size=16"
+    choices = choose(FACTS, [override])
+    (epochs,) = (choice for choice in choices if "train.epochs" in choice.values)
+    assert epochs == ({"train.epochs": 32}, f"as without --set {override.partition('=')[0]}")
+    train = config_text(choices, [override], "a", "b")[1].train
+    assert (train.batch_size, train.global_batch_size, train.epochs) == (16, None, 32)
