@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import cv2
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from benchmarks.common import run
 from facetrain.bench.generated_dataset import open_or_generate
@@ -20,6 +19,8 @@ from facetrain.bench.workloads import in_turn
 from facetrain.cpu_cores import usable_cores
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.images.augment import Augment
+
+_ENDLESS = 1 << 40
 
 
 def measure_dataloader(
@@ -47,30 +48,25 @@ def measure_dataloader(
 
 
 def _dataloader_rate(
-    dataset: Dataset[Any], workers: int, batch_size: int, seconds: float, device: torch.device
+    dataset: _OpenCvDataset, workers: int, batch_size: int, seconds: float, device: torch.device
 ) -> float:
     loader: DataLoader[Any] = DataLoader(
         dataset,
         batch_size,
-        shuffle=True,
+        # Without end: at each end of a short epoch the workers would have nothing to do.
+        sampler=RandomSampler(dataset, num_samples=_ENDLESS),
         num_workers=workers,
         drop_last=True,
         pin_memory=device.type == "cuda",
-        # Or each pass over the dataset would start its worker processes again.
-        persistent_workers=True,
         worker_init_fn=_use_one_thread,
     )
-
-    def endless() -> Iterator[Any]:
-        while True:
-            yield from loader
 
     def use(batch: Any) -> None:
         image = batch[0].to(device, non_blocking=True)
         image.permute(0, 3, 1, 2).float().sub_(127.5).mul_(1 / 127.5)
 
     ahead = 2 * workers  # of the DataLoader, by default
-    return images_per_second(endless(), use, ahead, batch_size, seconds, device)
+    return images_per_second(iter(loader), use, ahead, batch_size, seconds, device)
 
 
 def _use_one_thread(_worker: int) -> None:
