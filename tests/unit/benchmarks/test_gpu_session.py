@@ -312,6 +312,20 @@ def test_gpus_that_are_hidden_are_not_counted(tmp_path):
     assert {name.split()[1] for name in done.stdout.splitlines()} == {"1"}
 
 
+def test_the_variants_of_a_backbone_take_turns(monkeypatch):
+    calls, variants = [], ["facetrain", "facetrain_in_ddp"]
+
+    def measured(workload, labels, turns):
+        calls.append((labels, turns))
+        found = {"images_per_s": 9.0, "peak_gib": 1.0, "first_step_s": 2.0}
+        return {"variants": dict.fromkeys(labels, found)}
+
+    monkeypatch.setattr(speed, "measure_backbone_steps", measured)
+    turns = {"steps": 2, "rounds": 3}
+    rows = list(speed.measure_backbone("cpu", "mbf", 2, 16, turns, variants, []))
+    assert calls == [(variants, speed.Turns(**turns))] and len(rows) == 6
+
+
 @pytest.mark.parametrize(("without_memory", "fails"), [("plain_bf16", False), ("head_bf16", True)])
 def test_logits_that_do_not_fit_at_once_are_a_result_but_a_head_that_does_not_fit_is_a_failure(
     monkeypatch, without_memory, fails
