@@ -308,15 +308,14 @@ def _report(
         "copied_bytes_per_s": machine.bytes,
         "flops_per_image": flops,
         **({"limit_images_per_s": machine.flops / sum(flops.values())} if is_counted else {}),
-        "peak_gib": peak_gib(world.device),
         "records_over_synthetic": speed["records"] / speed["synthetic"],
         "inputs": {
             name: {**found[name], "share_of_time": profile.shares()} for name, profile in profiles.items()
         },
     }
-    if others := {name: values for name, values in found.items() if name not in profiles}:
-        report["others"] = others
-    return report
+    # With other programs in this process, its peak is not that of the run.
+    others = {name: values for name, values in found.items() if name not in profiles}
+    return report | ({"others": others} if others else {"peak_gib": peak_gib(world.device)})
 
 
 def _backbone_flops(config: Config) -> int:

@@ -55,3 +55,7 @@ def test_the_share_of_the_peak_is_stated_only_where_all_products_of_a_step_are_c
     if classes:
         size = run.config.model.embedding_size
         assert report["flops_per_image"]["head"] == round(6 * size * classes)
+    assert report["peak_gib"] > 0
+    # With another program in the process, the peak is not that of the run.
+    both = _report(run, 40, MachinePeak(1e9, 1e9), rates | {"other": [1.0]}, profiles)
+    assert both["others"]["other"]["rounds"] == [1.0] and "peak_gib" not in both
