@@ -33,7 +33,7 @@ from facetrain.text import printable
 MANIFEST = "manifest.json"
 FORMAT = 1
 # A manifest comes from outside: this bound keeps a crafted one from filling the memory.
-_MAX_BYTES = 1 << 26
+MAX_BYTES = 1 << 26
 # No separators and no dots in front: a name cannot lead out of the checkpoint's folder.
 _FileName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_]*\.safetensors$")]
 _Count = Annotated[int, Field(strict=True, ge=0, lt=1 << 62)]
@@ -96,7 +96,26 @@ def read_manifest(folder: Path) -> Manifest:
         CheckpointError: the manifest is of another format version.
     """
     path = folder / MANIFEST
-    value = _read_json(path)
+    if not is_regular_file(path):
+        state = "not a regular file" if os.path.lexists(path) else "missing"
+        raise DamagedCheckpointError(f"{folder}: {MANIFEST} is {state}; the checkpoint is damaged")
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise DamagedCheckpointError(
+                f"{path}: {path.stat().st_size:,} bytes, more than the {MAX_BYTES:,} that a manifest may have"
+            )
+        return parse_manifest(path.read_text(encoding="utf-8", errors="replace"), path)
+    except OSError as error:
+        raise DamagedCheckpointError(f"{path}: cannot be read: {error_reason(error)}") from error
+
+
+def parse_manifest(text: str, path: Path | str) -> Manifest:
+    """Check the text of a manifest; errors, as of `read_manifest`, name the path."""
+    try:
+        value = parse_json(text)
+    except ValueError as error:
+        # Without the parser's message: it speaks of a file that a person has written.
+        raise DamagedCheckpointError(f"{path}: cannot be read as JSON; the checkpoint is damaged") from error
     if not isinstance(value, dict) or "format" not in value:
         raise DamagedCheckpointError(f"{path}: not the manifest of a checkpoint")
     # Before the checksum, which another version may compute differently.
@@ -139,20 +158,3 @@ def is_regular_file(path: Path) -> bool:
     A link could lead out of the checkpoint's folder, and reading a pipe could block forever.
     """
     return path.is_file() and not path.is_symlink()
-
-
-def _read_json(path: Path) -> Any:
-    if not is_regular_file(path):
-        state = "not a regular file" if os.path.lexists(path) else "missing"
-        raise DamagedCheckpointError(f"{path.parent}: {MANIFEST} is {state}; the checkpoint is damaged")
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise DamagedCheckpointError(
-                f"{path}: {path.stat().st_size:,} bytes, more than the {_MAX_BYTES:,} that a manifest may have"
-            )
-        return parse_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DamagedCheckpointError(f"{path}: cannot be read: {error_reason(error)}") from error
-    except ValueError as error:
-        # Without the parser's message: it speaks of a file that a person has written.
-        raise DamagedCheckpointError(f"{path}: cannot be read as JSON; the checkpoint is damaged") from error

@@ -41,6 +41,7 @@ from facetrain.checkpoint.manifest import (
     FileEntry,
     Manifest,
     is_regular_file,
+    parse_manifest,
     read_manifest,
     sha256_of,
 )
@@ -91,22 +92,16 @@ class Mirror:
         return self._read_manifest(_manifest_name(step))
 
     def _read_manifest(self, name: str) -> Manifest:
-        with tempfile.TemporaryDirectory() as folder:
-            self._store.download(name, Path(folder, MANIFEST))
-            try:
-                return read_manifest(Path(folder))
-            except CheckpointError as error:
-                reason = str(error).replace(str(Path(folder, MANIFEST)), f"{public(self.url)}/{name}")
-                # One of another version is sound: its error has other advice, and must not be passed over.
-                is_damaged = isinstance(error, DamagedCheckpointError)
-                advice = "; continue from another one with --checkpoint STEP" if is_damaged else ""
-                raise type(error)(f"{reason}{advice}") from error
+        try:
+            return parse_manifest(self._store.read(name), f"{public(self.url)}/{name}")
+        except DamagedCheckpointError as error:
+            raise DamagedCheckpointError(
+                f"{error}; continue from another one with --checkpoint STEP"
+            ) from error
 
     def read_text(self, name: str) -> str:
         """Return a file of the run folder, which is text."""
-        with tempfile.TemporaryDirectory() as folder:
-            self._store.download(name, Path(folder, name))
-            return Path(folder, name).read_text(encoding="utf-8", errors="replace")
+        return self._store.read(name)
 
     def check_run(self, run_id: str) -> None:
         """Check that the checkpoints in the mirror, if there are any, are of this run.
@@ -117,7 +112,7 @@ class Mirror:
         found: str | None = run_id
         if steps := self.steps():
             newest = next(self._sound_manifests(reversed(steps)), None)
-            found = self._store.read(RUN_ID_FILE) if newest is None else run_id_of(newest)
+            found = self._store.read(RUN_ID_FILE).strip() if newest is None else run_id_of(newest)
         if found != run_id:
             raise UsageError(
                 f"{public(self.url)}: holds the checkpoints of another run (id {found}, and this one has {run_id}); "
@@ -147,7 +142,7 @@ class Mirror:
         """
         if not self._store.find(_CLAIM):
             self._write_claim(run_id)
-        other, _, process = self._store.read(_CLAIM).partition(" ")
+        other, _, process = self._store.read(_CLAIM).strip().partition(" ")
         if (other, process) == (run_id, self._process):
             return
         if other != run_id:

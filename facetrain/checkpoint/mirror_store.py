@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from facetrain.checkpoint.manifest import MANIFEST
+from facetrain.checkpoint.manifest import MANIFEST, MAX_BYTES
 from facetrain.errors import CheckpointError, DamagedCheckpointError
 from facetrain.files import open_regular, os_errors_as, replacing
 from facetrain.remote.address import public
@@ -37,8 +37,16 @@ class MirrorStore:
         return {name: info["size"] for name, info in found.items()}
 
     def read(self, name: str) -> str:
-        """Return an object that is a line of text."""
-        return self._do(name, lambda: self._objects.cat_file(name)).decode("utf-8", "replace").strip()
+        """Return an object that is text.
+
+        Raises:
+            DamagedCheckpointError: it is larger than any manifest.
+        """
+        if (size := self._size(name)) > MAX_BYTES:
+            raise DamagedCheckpointError(
+                f"{public(self.url)}/{name}: {size:,} bytes, more than the {MAX_BYTES:,} that a manifest may have"
+            )
+        return self._do(name, lambda: self._objects.cat_file(name)).decode("utf-8", "replace")
 
     def write(self, name: str, text: str) -> None:
         """Write an object at once: it has its old content, or all of the text."""
@@ -70,7 +78,7 @@ class MirrorStore:
 
         `report` is called as by `download_ranges`, and before anything is written.
         """
-        size = int(self._do(name, lambda: self._objects.info(name)["size"]))
+        size = self._size(name)
         report(0)
         with replacing(target) as scratch:
             place = f"{self._root}/{name}"
@@ -80,6 +88,9 @@ class MirrorStore:
                     f"{public(self.url)}/{name}: checksum differs from the one in {MANIFEST}; the checkpoint is "
                     "damaged: continue from another one with --checkpoint STEP"
                 )
+
+    def _size(self, name: str) -> int:
+        return int(self._do(name, lambda: self._objects.info(name)["size"]))
 
     def _do(self, name: str, operation: Callable[[], T]) -> T:
         """Return the result of an operation on an object, or on those below a name; errors name it."""

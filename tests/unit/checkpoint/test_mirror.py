@@ -353,6 +353,20 @@ def test_a_damaged_manifest_of_the_newest_checkpoint_does_not_hide_the_others(tm
     assert Mirror(URL).steps() == [4, 6]
 
 
+def test_a_start_reads_manifests_and_files_of_the_mirror_without_a_temporary_folder(tmp_path, monkeypatch):
+    upload(tmp_path, save(tmp_path, 2))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+    assert Mirror(URL).manifest(2).step == 2 and Mirror(URL).read_text("run_id.txt") == RUN_ID
+    Mirror(URL).check_run(RUN_ID)
+
+
+def test_an_object_in_place_of_a_manifest_is_not_read_into_the_memory(tmp_path, monkeypatch):
+    upload(tmp_path, save(tmp_path, 2))
+    monkeypatch.setattr("facetrain.checkpoint.mirror_store.MAX_BYTES", 9)
+    with pytest.raises(DamagedCheckpointError, match=r"manifest\.json: [\d,]+ bytes, more than the 9 that"):
+        Mirror(URL).manifest(2)
+
+
 def test_a_mirror_whose_manifests_cannot_be_read_is_not_taken_over(tmp_path):
     upload(tmp_path, save(tmp_path, 2))
     store, path = open_filesystem(URL)
