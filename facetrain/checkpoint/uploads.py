@@ -127,6 +127,8 @@ class Uploads:
         try:
             with os_errors_as(CheckpointError, self._checkpoints):
                 folder = step_folder(self._checkpoints, saved.step)
+                if saved.manifest is not None:
+                    self._require_mirror(saved.manifest)  # before gigabytes are uploaded in vain
                 self._mirror.upload(folder, saved.step, saved.files)
                 if saved.manifest is None:  # not the leader
                     self._is_uploaded = True

@@ -418,6 +418,7 @@ def test_of_two_runs_that_begin_together_only_the_later_one_writes_to_the_mirror
     uploads.add(save(tmp_path, 4))
     assert f"another run of this name has begun to use it (id {other}" in uploads.finish()
     assert Mirror(URL).steps() == [2] and "was not uploaded" in capsys.readouterr().err
+    assert not any("step_00000004" in name for name in filesystem.find(root)), "uploaded in vain"
 
 
 @pytest.mark.slow
