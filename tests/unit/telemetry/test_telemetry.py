@@ -1,6 +1,7 @@
 import errno
 import json
 import logging
+import math
 import os
 import re
 import shutil
@@ -366,6 +367,27 @@ def test_messages_go_to_the_handlers_of_the_program_again_when_the_run_has_ended
     logger.warning("after")
     assert [record.message for record in caplog.records] == ["after"]
     assert "after" not in (tmp_path / "log.txt").read_text() and logger.level == logging.NOTSET
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ({"lr": 4e-6}, "lr 4e-06"),
+        ({"lr": 0.0012}, "lr 0.00120"),
+        ({"lr": 0.0}, "lr 0"),
+        ({"images_per_s": 0.4}, "0.4 images/s"),
+        ({"images_per_s": 123456.7}, "123,457 images/s"),
+        ({"loss": 1e30}, "loss 1e+30"),
+        ({"loss": 0.00012}, "loss 0.00012"),
+        ({"loss": -1.5}, "loss -1.5000"),
+        ({"loss": math.nan}, "loss nan"),
+    ],
+)
+def test_a_line_has_digits_of_small_numbers_and_few_of_a_loss_that_diverges(capfd, values, shown):
+    console = Console(total_steps=200)
+    console.write(100, STEP | values)
+    console.close()
+    assert f"  {shown}  " in capfd.readouterr().err
 
 
 def test_a_line_has_the_distillation_loss_and_no_auc_without_impostor_pairs(capfd):
