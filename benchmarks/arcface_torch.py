@@ -1,16 +1,16 @@
 """Whole training steps of facetrain beside steps of arcface_torch, in turn.
 
-On several ranks: `torchrun --nproc-per-node 2 -m benchmarks.arcface_torch`. Of arcface_torch it has:
+On several ranks: `torchrun --nproc-per-node 2 -m benchmarks.arcface_torch`. Of arcface_torch's present code
+(insightface, recognition/arcface_torch, commit 7fadd42) it has:
 
-NCHW, autocast with a GradScaler, DDP with the 16-bit hook, logits of all of a rank's classes at once, the
-margin applied under `no_grad`, softmax over the ranks by two reductions, one dense SGD over backbone and
-centers, the loss read by the host in every step. Sources: the documents and configs of the repository
-(insightface, recognition/arcface_torch) and An et al., Partial FC, arXiv 2203.15565.
+NCHW, a backbone in autocast with a GradScaler, DDP with the 16-bit hook, logits of all of a rank's classes at once, the
+margin applied under `no_grad`, softmax over the ranks by two reductions, one dense SGD over backbone and centers, the
+loss read by the host in every step. Embeddings and centers are multiplied in float32 in every precision; the code of
+2022, whose results are published, multiplied them in 16 bits. Sources: the documents and configs of the repository and
+An et al., Partial FC, arXiv 2203.15565.
 
-The dtypes are as in the original: the product of embeddings and centers runs inside autocast, so it is
-in 16 bits with bf16 and fp16, and the logits are converted to float32 after it. In three places this step
-does less than the original, in favor of the baseline: it applies arccos and cos to the target logits alone,
-it subtracts 1 at the targets instead of a one-hot matrix, and it reads no scalar in the backward pass.
+In three places this step does less than the original, in favor of the baseline: it applies arccos and cos to the target
+logits alone, it subtracts 1 at the targets instead of a one-hot matrix, and it reads no scalar in the backward pass.
 """
 
 # B local batch   G gathered batch   D embedding   K this rank's classes
@@ -79,14 +79,10 @@ class _AutocastBackbone(nn.Module):
         self._backbone, self._precision, self._device_type = backbone, precision, device_type
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
-        with _autocast(self._device_type, self._precision):
+        dtype = _AUTOCAST_DTYPES.get(self._precision)
+        with torch.autocast(self._device_type, dtype, enabled=dtype is not None):
             feature = self._backbone.trunk(image_BCHW)
         return self._backbone.neck(feature.float())
-
-
-def _autocast(device_type: str, precision: str) -> torch.autocast:
-    dtype = _AUTOCAST_DTYPES.get(precision, torch.bfloat16)
-    return torch.autocast(device_type, dtype, enabled=precision in _AUTOCAST_DTYPES)
 
 
 def _wrap_in_ddp(network: nn.Module, device: torch.device) -> nn.Module:
@@ -109,7 +105,7 @@ class ArcfaceTorchStep:
     def __init__(self, backbone: Backbone, num_classes: int, precision: str, device: torch.device) -> None:
         # The original has no PReLU but PyTorch's.
         use_torch_backward(backbone)
-        self._backbone, self._precision = backbone.to(device), precision
+        self._backbone = backbone.to(device)
         self._shard = shard_classes(num_classes, collectives.rank(), collectives.world_size())
         self.centers = nn.Parameter(
             # As PartialFC_V2 draws its centers.
@@ -140,9 +136,7 @@ class ArcfaceTorchStep:
         embedding_GD = collectives.GatheredRows(embedding_BD).wait()
         label_G = collectives.gather(label_B).flatten() - self._shard.start
         label_G[(label_G < 0) | (label_G >= self._shard.size)] = -1
-        with _autocast(embedding_GD.device.type, self._precision):
-            cos_GK = F.linear(F.normalize(embedding_GD), F.normalize(self.centers))
-        cos_GK = cos_GK.float().clamp(-1, 1)
+        cos_GK = F.linear(F.normalize(embedding_GD), F.normalize(self.centers)).clamp(-1, 1)
         here = (label_G >= 0).nonzero()[:, 0]
         with torch.no_grad():
             cos_GK[here, label_G[here]] = (cos_GK[here, label_G[here]].arccos() + _MARGIN).cos()

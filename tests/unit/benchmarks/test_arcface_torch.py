@@ -53,16 +53,12 @@ def test_the_step_has_the_loss_of_the_head_and_learns():
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize(
-    ("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
-)
-def test_the_products_with_the_class_centers_have_the_dtype_of_autocast(precision, dtype):
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_the_products_with_the_class_centers_are_in_float32(precision):
     step = ArcfaceTorchStep(small_backbone(), CLASSES, precision, CPU)
     with MatrixProducts() as products:
         step(torch.randn(BATCH, 3, 32, 32), torch.arange(BATCH))
     # Logits; gradient of the embeddings; gradient of the centers.
     for shape in ((BATCH, CLASSES), (BATCH, 16), (CLASSES, 16)):
         found = {result[1] for result in products.results if result[0] in (shape, shape[::-1])}
-        assert dtype in found, shape
-    logits = [result[1] for result in products.results if result[0] == (BATCH, CLASSES)]
-    assert logits == [dtype]
+        assert found == {torch.float32}, shape
