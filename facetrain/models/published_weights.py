@@ -228,6 +228,8 @@ def _color_order(program: str, path: Path) -> str:
         if file.is_file():
             content = _read_settings(file)
             channels = (content.get("conf") or content).get("color_space")
+            if usual and channels is None:  # a file of the user's own
+                continue
             if channels not in ("RGB", "BGR"):
                 raise ModelError(f"{file}: color_space is {listed([str(channels)])}; expected RGB or BGR")
             return str(channels)

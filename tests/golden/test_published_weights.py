@@ -96,9 +96,10 @@ def test_the_names_and_shapes_are_those_of_the_original_code(case):
 
 def converted_and_identified(case, weights, folder):
     """Return the weights by our names, and the description of the backbone."""
-    (folder / "model.yaml").write_text(f"name: any\ncolor_space: '{case.rpartition('_')[2]}'\n")
     if case.startswith("adaface"):
         weights = {f"model.{name}": weight for name, weight in weights.items()}
+    else:
+        (folder / "model.yaml").write_text(f"name: any\ncolor_space: '{case.rpartition('_')[2]}'\n")
     converted = convert_published(weights, folder / "model.pt").weights
     return converted, identify_backbone(converted, "m.pt")["backbone"]
 
@@ -227,6 +228,7 @@ def test_the_color_order_is_read_from_the_file_beside_the_weights(tmp_path, file
 
 def test_a_stated_color_order_counts_more_than_that_of_the_program(tmp_path):
     (tmp_path / "config.json").write_text('{"color_space": "RGB"}')  # perhaps of another model in the folder
+    (tmp_path / "m.yaml").write_text("epochs: 20")
     assert convert_published(meta_weights("model."), tmp_path / "m.ckpt").program == "AdaFace, trained on BGR"
     (tmp_path / "m.yaml").write_text("color_space: RGB")
     assert convert_published(meta_weights("model."), tmp_path / "m.ckpt").program == "AdaFace, trained on RGB"
