@@ -71,7 +71,7 @@ def read_columns(path: Path) -> CsvTable:
     try:
         # Spreadsheets write a byte order mark first.
         with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = csv_rows(file, skip_empty=False)
+            rows = csv_rows(_with_single_ends(file), skip_empty=False)
             names = next((row for _, row in rows if row), None)
             if names is None:
                 raise DataError(f"{path}: cannot read the table: the file is empty")
@@ -105,6 +105,15 @@ def _number(text: str) -> float:
         return plain_number(text, float)
     except ValueError:
         return float("nan")
+
+
+def _with_single_ends(lines: Iterable[str]) -> Iterator[str]:
+    """Drop the second end of a line with two: a program that ends lines itself, in a file that Windows ends again."""
+    before = ""
+    for line in lines:
+        if not (line == "\r\n" and before.endswith("\r")):
+            yield line
+        before = line
 
 
 def _filled(

@@ -23,7 +23,8 @@ def test_equal_texts_are_one_object_also_after_many_different_ones(tmp_path):
 
 def test_an_empty_line_of_a_single_column_is_an_empty_value_except_at_the_end(tmp_path):
     path = tmp_path / "table.csv"
-    for text in ("group\n\nf\n\nm\n\n\n", 'group\r\n""\r\nf\r\n\r\n"m"\r\n'):
+    twice = 'group\r\r\n""\r\r\nf\r\r\n""\r\r\nm\r\r\n'  # by a program that opens it as text on Windows
+    for text in ("group\n\nf\n\nm\n\n\n", 'group\r\n""\r\nf\r\n\r\n"m"\r\n', twice):
         path.write_text(text, newline="")
         assert read_columns(path).columns == {"group": ["", "f", "", "m"]}
 
