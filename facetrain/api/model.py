@@ -18,6 +18,7 @@ from facetrain.api.dataset import Dataset, PathLike
 from facetrain.config.paths import eval_dir_of_run
 from facetrain.data.dataset import image_landmarks
 from facetrain.data.formats.image_folder import read_image_file
+from facetrain.data.formats.landmark_file import require_fractions
 from facetrain.distributed.devices import own_gpu, pick_device, require_device
 from facetrain.distributed.world import World
 from facetrain.embeddings.embed_images import embed_images, open_embedder
@@ -159,7 +160,7 @@ class Model:
 
         Raises:
             DataError: an image cannot be read, has no face that the detector finds, or is not a uint8 array (H, W, 3);
-                the images are no sequence; or the landmarks are not (N, 5, 2).
+                the images are no sequence; or the landmarks are not (N, 5, 2), or are in pixels.
             ModelError: an embedding is not finite.
             UsageError: the batch size is less than 1, or given landmarks have no effect.
         """
@@ -191,11 +192,16 @@ class Model:
         if not has_effect:
             reason = "the detector finds them" if self._detector else "the network has no KP-RPE"
             raise UsageError(f"landmarks: they have no effect, because {reason}; leave them out")
-        if np.shape(given) != (count, 5, 2):
+        try:
+            landmarks_N52 = np.asarray(given, np.float32)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"landmarks: {error}; expected an array of numbers ({count}, 5, 2)") from error
+        if landmarks_N52.shape != (count, 5, 2):
             raise DataError(
-                f"landmarks of shape {np.shape(given)} for {count:,} images; expected ({count}, 5, 2)"
+                f"landmarks of shape {landmarks_N52.shape} for {count:,} images; expected ({count}, 5, 2)"
             )
-        return given
+        require_fractions(landmarks_N52, "landmarks", "divide x and y by the sides of the image")
+        return landmarks_N52
 
     def stored_threshold(self, fmr: float | None = None) -> Threshold | None:
         """Return the threshold for a false match rate that `facetrain calibrate` stored; None without thresholds.

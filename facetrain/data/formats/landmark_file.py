@@ -66,12 +66,19 @@ def read_landmarks(path: Path, num_images: int) -> np.ndarray:
         DataError: as `open_landmarks`; or a number is infinite, or so large that it is one of pixels.
     """
     landmarks_N52 = open_landmarks(path, num_images)
-    for start in range(0, num_images, _CHUNK):
-        if (np.abs(landmarks_N52[start : start + _CHUNK]) > _FARTHEST).any():
-            raise DataError(
-                f"{path}: has landmarks in pixels, not in fractions of the image's sides; {_ADVICE}"
-            )
+    require_fractions(landmarks_N52, f"{path}: has landmarks", _ADVICE)
     return landmarks_N52
+
+
+def require_fractions(landmarks_N52: np.ndarray, what: str, advice: str) -> None:
+    """Check that the numbers of landmarks (N, 5, 2) are fractions or NaN.
+
+    Raises:
+        DataError: one is not; the message begins with `what` and ends with `advice`.
+    """
+    for start in range(0, len(landmarks_N52), _CHUNK):
+        if (np.abs(landmarks_N52[start : start + _CHUNK]) > _FARTHEST).any():
+            raise DataError(f"{what} in pixels, not in fractions of the image's sides; {advice}")
 
 
 def read_landmarks_beside(data: Path, num_images: int) -> np.ndarray | None:

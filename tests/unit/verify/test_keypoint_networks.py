@@ -153,6 +153,10 @@ def test_a_dataset_and_a_set_are_embedded_with_their_landmarks(
     assert np.abs(by_path - model.embed(arrays)).max() > 0.01
     with pytest.raises(DataError, match=r"expected \(12, 5, 2\)"):
         model.embed(arrays, landmarks=landmarks[1:])
+    with pytest.raises(DataError, match="landmarks in pixels, not in fractions of the image's sides; divide"):
+        model.embed(arrays, landmarks=32 * landmarks)
+    with pytest.raises(DataError, match=r"landmarks: .*; expected an array of numbers \(12, 5, 2\)"):
+        model.embed(arrays, landmarks=[["left eye"]])
     # An image beside the dataset is no part of it.
     (folder / "preview.png").write_bytes(encoded_image(0, 32))
     for path in (folder, folder / "train.rec"):
