@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import warnings
 import zipfile
 from collections.abc import Set
@@ -144,6 +145,8 @@ _IGNORED = (
 
 A file with any other class is refused.
 """
+_LOADING = threading.Lock()
+"""Held while torch knows `_IGNORED`: its allowed names, and the filters of warnings, are those of all threads."""
 
 
 def load_without_code(path: Path) -> Any:
@@ -158,6 +161,7 @@ def load_without_code(path: Path) -> Any:
         if is_archive:
             _require_saved_by_torch(path)
         with (
+            _LOADING,
             torch.serialization.safe_globals([(_Ignored, name) for name in _IGNORED]),
             warnings.catch_warnings(),
         ):

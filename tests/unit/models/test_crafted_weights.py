@@ -1,7 +1,9 @@
 """Crafted weight files: nothing in them runs."""
 
+import argparse
 import os
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from facetrain.errors import ModelError
 from facetrain.models.embedding_model import open_model
 from facetrain.models.model_file import describe_backbone, save_model
 from facetrain.models.preprocessing import PREPROCESSING
-from facetrain.models.weight_files import read_weights
+from facetrain.models.weight_files import load_without_code, read_weights
 
 
 class Payload:
@@ -51,6 +53,16 @@ def test_a_weights_file_with_a_payload_is_refused_and_runs_nothing(tmp_path, wri
     with pytest.raises(ModelError, match=name):
         read_weights(tmp_path / name)
     assert not proof.exists()
+
+
+def test_threads_open_checkpoints_of_lightning_at_the_same_time(tmp_path):
+    weights = {f"w{number}": torch.zeros(1) for number in range(300)}
+    torch.save({"state_dict": weights, "hyper_parameters": argparse.Namespace(lr=1)}, tmp_path / "m.ckpt")
+    before = set(torch.serialization.get_safe_globals())
+    with ThreadPoolExecutor(4) as pool:
+        loaded = list(pool.map(load_without_code, [tmp_path / "m.ckpt"] * 80))
+    assert all(each["state_dict"].keys() == weights.keys() for each in loaded)
+    assert set(torch.serialization.get_safe_globals()) == before
 
 
 def iresnet(layers):
