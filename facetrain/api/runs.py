@@ -117,8 +117,9 @@ def resume(
 def _train(**asked: Any) -> Run:
     """Train what is asked, and return the run.
 
-    SIGTERM, which ranks ignore at their end, and torch's generators, which a run seeds, are then as before: a program
-    that draws the settings of its next run would draw the same ones again.
+    The default type of the program's tensors, and whether it computes gradients, count for nothing in the run. SIGTERM,
+    which ranks ignore at their end, and torch's generators, which a run seeds, are then as before: a program that draws
+    the settings of its next run would draw the same ones again.
     """
     from facetrain.run.train import train as train_request
 
@@ -132,12 +133,15 @@ def _train(**asked: Any) -> Run:
     folders, before = list[Path](), signal.getsignal(signal.SIGTERM)
     used_before = torch.cuda.is_initialized()
     gpus = range(torch.cuda.device_count()) if used_before else ()
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
     try:
-        with torch.random.fork_rng(gpus):
+        with torch.random.fork_rng(gpus), torch.inference_mode(False):
             code = train_request(request, on_folder=folders.append)
         # Known only now: a new run gets a number, and a run in a mirror continues in a folder of this machine.
         return _finished(folders[-1], code)
     finally:
+        torch.set_default_dtype(dtype)
         if torch.cuda.is_initialized() and not used_before:
             # As their first use would have. A seed that the program gave to GPUs alone is lost.
             torch.cuda.manual_seed_all(torch.initial_seed())

@@ -46,7 +46,7 @@ def landmark_offsets(landmarks_B52: Tensor, side: int) -> Tensor:
 
     Maps landmarks (B, 5, 2), x and y from 0 to 1, to float32 (B, side², 10).
     """
-    center = (torch.arange(side, device=landmarks_B52.device) + 0.5) / side
+    center = (torch.arange(side, dtype=torch.float32, device=landmarks_B52.device) + 0.5) / side
     grid_N2 = torch.stack([center.repeat(side), center.repeat_interleave(side)], 1)
     return (grid_N2[:, None] - landmarks_B52.float()[:, None]).flatten(2)
 

@@ -60,7 +60,8 @@ def build_backbone(
     given = {"layers": layers, "widths": widths, "stem_stride": stem_stride, "own": own or None}
     given = {key: value for key, value in given.items() if value is not None}
     network: Backbone = imported(place)(**arguments | given, **options)
-    return network
+    # A program may have set another default type.
+    return network.float()
 
 
 def build_on_meta(name: str, **options: Any) -> Backbone:

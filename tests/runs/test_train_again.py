@@ -55,7 +55,13 @@ def stopped(finished, tmp_path):
 def test_it_continues_from_the_newest_checkpoint_and_ends_as_without_a_stop(finished, stopped):
     values, folder = stopped
     generator = torch.get_rng_state()
-    facetrain.train(values, folder, resume=True)
+    torch.set_default_dtype(torch.float64)  # as a notebook may have done for its own work
+    try:
+        with torch.inference_mode():
+            facetrain.train(values, folder, resume=True)
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
     assert torch.equal(torch.get_rng_state(), generator), "the program draws as if there was no run"
     assert metrics(folder) == metrics(finished[1])
     weights = [path / "model.safetensors" for path in (folder, finished[1])]

@@ -39,6 +39,18 @@ def test_every_class_of_backbones_accepts_other_image_sizes(name):
     assert list(net.regions()) and net.layer_prefixes()
 
 
+@pytest.mark.parametrize("name", SMALLEST.values())
+def test_a_network_computes_in_float32_also_in_a_program_with_another_default_type(name):
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            net = build_on_meta(name, image_size=96, embedding_size=64).eval()
+            inputs = [torch.empty(2, 3, 96, 96).float()] + [torch.empty(2, 5, 2)] * net.takes_landmarks
+            assert net(*inputs).dtype == torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_recomputed_activations_give_the_same_gradients_each_time_and_update_batch_norm_once():
     image = torch.randn(3, 3, 64, 64)
     gradients, buffers = [], []
