@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from typing import Any
 
 from facetrain.errors import UsageError, missing_package
@@ -12,7 +14,7 @@ _FINISH_S = CLOSE_S - 10.0
 
 
 class WeightsAndBiases:
-    """A run of W&B with the name of the run folder. A resume continues it; its files are in the folder `wandb`."""
+    """A run of W&B with the name of the run folder, whose resume continues it. Its files are in the folder `wandb`."""
 
     def __init__(self, run: LoggedRun) -> None:
         """Open the run.
@@ -25,10 +27,12 @@ class WeightsAndBiases:
             import wandb
         except ImportError as error:
             raise UsageError(f"log.sinks: wandb {missing_package(error, 'wandb')}") from error
+        name = run.folder.resolve().name
         try:
             self._run = wandb.init(
-                id=run.run_id,
-                name=run.folder.resolve().name,
+                # With the name, whose characters W&B may refuse: a copy of the run folder has the id of its original.
+                id=f"{run.run_id}-{hashlib.sha256(os.fsencode(name)).hexdigest()[:8]}",
+                name=name,
                 dir=str(run.folder),
                 config=run.config,
                 resume="allow",

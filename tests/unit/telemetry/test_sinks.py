@@ -1,6 +1,7 @@
 """Sinks of metrics: TensorBoard, Weights & Biases, and what happens to a run whose sink fails."""
 
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -253,6 +254,16 @@ def test_wandb_gives_up_the_upload_of_the_last_metrics_before_the_run_does(tmp_p
     assert 0 < settings[0]["finish_timeout"] < CLOSE_S
 
 
+def test_a_copy_of_a_run_folder_is_another_run_of_wandb(tmp_path, monkeypatch):
+    wandb, ids = Mock(), []
+    wandb.init = lambda id, **_: ids.append(id) or Mock()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    for name in ("a", "a:b %?", "a"):  # the characters of names that W&B refuses in an id
+        (tmp_path / name).mkdir(exist_ok=True)
+        Sinks(["wandb"], logged(tmp_path / name)).close(CLOSE_S)
+    assert ids[0] == ids[2] != ids[1] and all(re.fullmatch(r"a1b2c3-\w+", each) for each in ids)
+
+
 class RefusedSink(OwnSink):
     def write(self, step, values):
         raise RuntimeError("401 Unauthorized: https://ann:hunter2@host/log?token=hunter3")
@@ -293,7 +304,7 @@ def test_wandb_keeps_an_offline_run_with_the_config_and_all_metrics(tmp_path):
         ended = int(time.time())
         while int(time.time()) == ended:  # wandb names the folder of a run after the second of its start
             time.sleep(0.05)
-    files = sorted((tmp_path / "wandb").glob("offline-run-*-a1b2c3/run-a1b2c3.wandb"))
+    files = sorted((tmp_path / "wandb").glob("offline-run-*-a1b2c3-*/run-a1b2c3-*.wandb"))
     histories = [list(history(file)) for file in files]
     assert numbers(histories[0], "loss") == [(step, float(step)) for step in range(4)]
     assert numbers(histories[0], "lfw/accuracy") == [(step, 0.5) for step in range(4)]
