@@ -33,7 +33,8 @@ class OwnNetwork(Backbone):
 
     def trunk(self, image_BCHW: Tensor) -> Tensor:
         """Map normalized images (B, 3, H, W) to embeddings (B, D)."""
-        embedding_BD = self.network(image_BCHW)
+        # A copy, which the network may change: a teacher, or the flipped images of a verification, read these, too.
+        embedding_BD = self.network(image_BCHW.clone())
         # The number of images is not compared: an export keeps it free.
         if not isinstance(embedding_BD, Tensor) or embedding_BD.shape[1:] != (self.embedding_size,):
             raise ConfigError(

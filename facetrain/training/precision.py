@@ -22,10 +22,11 @@ def autocast_for(precision: str, device: torch.device) -> Callable[[], AbstractC
 
 
 def memory_format_for(network: nn.Module, device: torch.device) -> torch.memory_format:
-    """Return the memory layout of weights and images: channels_last, where that is safe.
+    """Return the memory layout of weights and images: channels_last, where that is possible and safe.
 
-    Not safe on a CPU for networks that have a strided 1 × 1 convolution with fewer than 16 input channels: in this
-    layout, its backward pass in oneDNN writes outside of its memory (torch 2.13, AVX-512).
+    Not possible with weights of five dimensions, such as those of a dynamic convolution. Not safe on a CPU for networks
+    that have a strided 1 × 1 convolution with fewer than 16 input channels: in this layout, its backward pass in oneDNN
+    writes outside of its memory (torch 2.13, AVX-512).
     """
     is_unsafe = device.type != "cuda" and any(
         isinstance(module, nn.Conv2d)
@@ -34,7 +35,8 @@ def memory_format_for(network: nn.Module, device: torch.device) -> torch.memory_
         and module.kernel_size == (1, 1)
         for module in network.modules()
     )
-    return torch.contiguous_format if is_unsafe else torch.channels_last
+    has_five = any(tensor.dim() == 5 for tensor in (*network.parameters(), *network.buffers()))
+    return torch.contiguous_format if is_unsafe or has_five else torch.channels_last
 
 
 class InPrecision(nn.Module):

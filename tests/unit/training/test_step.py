@@ -15,7 +15,7 @@ from facetrain.optim.loss_scale import LossScale
 from facetrain.optim.optimizer import parameter_groups
 from facetrain.optim.settings import OptimSettings
 from facetrain.optim.stepper import Stepper
-from facetrain.training.precision import InPrecision
+from facetrain.training.precision import InPrecision, memory_format_for
 from facetrain.training.state import TrainState
 from facetrain.training.step import TrainStep, _Statistics
 from tests.support.datasets import batch_of
@@ -74,6 +74,27 @@ def draws(steps, *, rank=0, accumulate=1):
         batch = batch_of(number, 0, pixels, torch.arange(2), torch.arange(2))
         step(state, (batch,) * accumulate)
     return drawn
+
+
+class Kernels(torch.nn.Module):
+    """Mean of several kernels, as in a dynamic convolution, of images that are changed in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.fc = torch.nn.Parameter(torch.randn(2, 16, 3, 3, 3)), torch.nn.Linear(16, 4)
+
+    def forward(self, image):
+        image.add_(1).div_(2)
+        return self.fc(torch.nn.functional.conv2d(image, self.weight.mean(0)).mean((2, 3)))
+
+
+def test_a_network_of_ones_own_may_have_kernels_of_five_dimensions_and_change_its_images():
+    backbone, cpu = OwnNetwork(Kernels(), embedding_size=4, image_size=8), torch.device("cpu")
+    layout = memory_format_for(backbone, cpu)
+    network = InPrecision(backbone.to(memory_format=layout), "fp32", cpu, memory_format=layout)
+    image = torch.rand(2, 3, 8, 8)
+    before = image.clone()
+    assert network(image).isfinite().all() and torch.equal(image, before)
 
 
 class Recorded(Augment):
