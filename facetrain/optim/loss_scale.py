@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_LARGEST = 2.0**24
-"""Largest factor."""
+MOST_HALVINGS = 24
+"""Number of steps in a row that overflow until the largest factor is 1."""
+_LARGEST = 2.0**MOST_HALVINGS
 
 
 class LossScale:

@@ -15,6 +15,7 @@ from facetrain.distributed.stop_request import StopRequest
 from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.files import error_reason, sync_folder, write_atomically
 from facetrain.models.model_file import CARDS_KEY, TRAINED_ON_KEY
+from facetrain.optim.loss_scale import MOST_HALVINGS
 from facetrain.run.batch_change import IMAGES_PER_EPOCH
 from facetrain.run.build import Parts
 from facetrain.run.callbacks.checkpointing import Checkpointing, Stopping
@@ -168,11 +169,10 @@ def _checkpointing(parts: Parts, outputs: RunOutputs) -> Checkpointing:
 
 def _most_skipped_steps(parts: Parts) -> int:
     """Return how many steps in a row may be skipped before the run has diverged."""
-    # A short run that skips all of its steps has trained nothing. One that continues has; and in fp16, the first steps
-    # are skipped until the loss scale is found.
-    if parts.state.step or parts.state.stepper.scale.enabled:
-        return MAX_SKIPPED_STEPS
-    return min(MAX_SKIPPED_STEPS, parts.schedule.total_steps)
+    if parts.state.stepper.scale.enabled:  # steps are skipped until the loss scale is found
+        return MAX_SKIPPED_STEPS + MOST_HALVINGS
+    # A short run that skips all of its steps has trained nothing. One that continues has.
+    return MAX_SKIPPED_STEPS if parts.state.step else min(MAX_SKIPPED_STEPS, parts.schedule.total_steps)
 
 
 def _profiler(parts: Parts, outputs: RunOutputs) -> StepProfiler:

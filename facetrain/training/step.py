@@ -26,7 +26,7 @@ from facetrain.torch_private import foreach_copy_
 from facetrain.training.state import TrainState
 
 MAX_SKIPPED_STEPS = 10
-"""Number of consecutive steps whose loss or gradient is not finite, after which a run ends."""
+"""Number of consecutive steps whose loss or gradient is not finite, after which a run ends; in fp16 there are more."""
 
 
 class TrainStep:
