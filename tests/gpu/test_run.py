@@ -16,6 +16,7 @@ from facetrain.run.parts.loader import build_loader
 from facetrain.run.parts.step_schedule import schedule_steps
 from tests.support import training as run
 from tests.support.command import facetrain
+from tests.support.gpu_runs import DEVICE, HEADS, trained
 from tests.support.runs import checked, losses
 
 pytestmark = [
@@ -23,23 +24,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is at hand"),
     pytest.mark.filterwarnings("default"),  # the compiler's own are not ours
 ]
-DEVICE = "cuda"
 AUGMENTED = "data.augment={low_resolution: 0.5, blur: 0.5, gray: 0.5, color: 0.5, crop: 0.5}"
-HEADS = {
-    "on the device": {},
-    "sampled": {"sample_rate": 0.3},
-    "on the host": {"head": "placement: host"},
-    "sampled on the host": {"sample_rate": 0.3, "head": "placement: host"},
-    "sampled on a disk": {"sample_rate": 0.3, "head": "placement: disk"},
-    "in micro-batches": {"accumulate": 2, "sample_rate": 0.3},
-    "adaface": {"margin": "adaface"},
-}
-
-
-def trained(config, folder, *changes):
-    """Return the losses of a run in this process."""
-    assert run.train(load_config(config, ["eval.targets=[]", *changes]), folder) == 0
-    return losses(folder)
 
 
 @pytest.mark.parametrize("name", HEADS)

@@ -5,9 +5,9 @@ import time
 import pytest
 import torch
 
-from tests.gpu.test_run import DEVICE, HEADS, trained
 from tests.runs.conftest import started_run  # noqa: F401
 from tests.support.command import facetrain, torchrun
+from tests.support.gpu_runs import DEVICE, HEADS, trained
 from tests.support.processes import kill, ranks_of, wait_until_gone
 from tests.support.runs import LONG, checked, losses
 
