@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Set
 from contextlib import suppress
 from dataclasses import dataclass
@@ -127,8 +128,11 @@ def open_mirror(config: Config, folder: Path) -> Mirror | None:
     if not url:
         return None
     require_temporary_folder()
-    # Resolved: `..` and a link are other words for the same run.
-    return Mirror(f"{url}/{folder.resolve().name}")
+    path = Path(os.path.abspath(folder))  # without `..`
+    # A link beside the run, as `newest`, is another word for it. One to another disk has the name of the run itself.
+    target = path.resolve()
+    name = target.name if target.parent == path.parent.resolve() else path.name
+    return Mirror(f"{url}/{name}")
 
 
 def _is_behind(folder: Path, mirror: Mirror) -> bool:

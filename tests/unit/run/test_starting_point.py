@@ -177,8 +177,16 @@ def test_the_mirror_of_another_run_is_refused_before_anything_is_read_from_it(tm
 def test_the_mirror_of_a_run_does_not_depend_on_the_words_for_its_folder(tmp_path, monkeypatch):
     (tmp_path / "one" / "checkpoints").mkdir(parents=True)
     (tmp_path / "newest").symlink_to("one")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "one").symlink_to(tmp_path / "scratch")  # the run is on a larger disk
     config = build_config({"checkpoint": {"mirror": URL.rpartition("/")[0]}, "data": {"train": "x"}}, "x")
-    for place, folder in ((".", "one"), (".", "newest"), ("one", "."), ("one/checkpoints", "..")):
+    for place, folder in (
+        (".", "one"),
+        (".", "newest"),
+        ("one", "."),
+        ("one/checkpoints", ".."),
+        ("runs", "one"),
+    ):
         monkeypatch.chdir(tmp_path / place)
         mirror = open_mirror(config, Path(folder))
         assert mirror is not None and mirror.url == URL
