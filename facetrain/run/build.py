@@ -239,7 +239,7 @@ def _open_folder(agreed: Agreed, state: TrainState) -> list[str]:
         accepted = Accepted.of(checkpoint, plan.manifest, plan.changes, plan.inputs)
         environment[ACCEPTED] = accepted.model_dump(mode="json")
         differences += [
-            f"{key} is given, so the run continues after step {checkpoint.step} with other {words}"
+            f"{key}: the run continues after step {checkpoint.step} with other {words}"
             for key, words in changed_inputs(checkpoint, accepted.inputs).items()
         ]
     write_run_files(folder, plan.run_id, agreed.config, environment)

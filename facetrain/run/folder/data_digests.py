@@ -219,8 +219,9 @@ def check_inputs(
 
 
 def changed_inputs(checkpoint: Checkpoint, digests: dict[str, Any]) -> dict[str, str]:
-    """Return what differs from before the checkpoint, in words, by the config key of each input that differs."""
-    return dict(describe_difference(*each) for each in _changed(checkpoint, digests))
+    """Return what differs from before the checkpoint, in words, by config key; of several inputs of a key the first."""
+    differences = [describe_difference(*each) for each in _changed(checkpoint, digests)]
+    return dict(reversed(differences))
 
 
 def _changed(checkpoint: Checkpoint, digests: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:

@@ -190,7 +190,8 @@ def test_another_dataset_of_as_many_identities_is_refused_unless_it_is_set(run, 
     capsys.readouterr()
     assert go_on(run, 2, [f"data.train={other}"]) == 0
     assert (
-        "data.train is given, so the run continues after step 2 with other images" in capsys.readouterr().err
+        "data.train: the run continues after step 2 with other images, another order"
+        in capsys.readouterr().err
     )
     # The model has learned from both.
     assert trained_on(run) == [("data", f"{dataset}/data"), ("other", str(other))]
