@@ -18,6 +18,7 @@ from facetrain.data.dataset import FaceDataset
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.landmark_finder import LandmarkFinder
 from facetrain.distinct import distinct
+from facetrain.distributed.devices import pick_device
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import DataError, RunError, UsageError
 from facetrain.files import make_folder, os_errors_as, read_regular_text, write_atomically
@@ -73,7 +74,7 @@ def prepare(
         bar: opens a progress bar with a title.
 
     Raises:
-        UsageError: the output exists, or the photos are not aligned and there is no detector.
+        UsageError: the output exists, the photos are not aligned and there is no detector, or there is no such device.
         DataError: the photos cannot be read, or are too few.
         ModelError: the model cannot be fine-tuned.
     """
@@ -83,6 +84,7 @@ def prepare(
     # With the photos as they are: a wrong setting is an error now, and not after the search for faces.
     facts = _facts(request, request.model, backbone, place, source)
     _, config = _config_of(choose(facts, request.overrides), request, place)
+    pick_device(config.train.device, 0, cpu_setting="--set train.device=cpu")
     if not place.faces.exists():
         finder = needed_finder(request, source, finder, backbone["image_size"], say)
         _begin_output(request, source)

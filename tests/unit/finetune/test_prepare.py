@@ -53,9 +53,14 @@ def request_in(folder, **options):
     return Request(photos, folder / "first.safetensors", folder / "out", **options)
 
 
-def test_a_wrong_setting_is_refused_before_the_faces_are_aligned(tmp_path):
+def test_a_wrong_setting_is_refused_before_the_faces_are_aligned(tmp_path, monkeypatch):
+    request = request_in(tmp_path, overrides=("optim.rate=1",))
     with pytest.raises(ConfigError, match=r"optim\.rate"):
-        prepare(request_in(tmp_path, overrides=("optim.rate=1",)), None, interrupt, bar)
+        prepare(request, None, interrupt, bar)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    with pytest.raises(UsageError, match=r"has no GPU: .* or --set train\.device=cpu$"):
+        prepare(replace(request, overrides=("train.device=cuda",)), None, interrupt, bar)
     assert not (tmp_path / "out").exists()
 
 
