@@ -88,6 +88,8 @@ def write_faces(
         say(f"left out {skipped_count(written.skipped)}, see {place.faces / SKIPPED_TABLE}:")
         for line in skipped_summary(written.skipped):
             say(f"  {line}")
+    if lost := written.lost_identities:
+        say(f"of {count_text(len(lost), 'person', 'people')} no face is left: {listed(lost)}")
     if rivals := getattr(finder, "several_faces", None):
         say(
             f"several faces in {count_text(len(rivals), 'photo')}, of which the largest one near the center was taken: "

@@ -35,7 +35,7 @@ def test_transformed_datasets_report_their_size(data, tmp_path):
     assert [one["identities"] for one in two] == [15, 5]
     one = json.loads(run("merge", two[0]["folder"], two[1]["folder"], "--output", tmp_path / "one", "--json"))
     assert one == {"folder": str(tmp_path / "one"), "identities": 20, "images": 40, "skipped": [],
-                   "empty_identities": 0, "is_reordered": False, "without_landmarks": [],
+                   "empty_identities": 0, "lost_identities": [], "is_reordered": False, "without_landmarks": [],
                    "resized": 0, "mixture_settings": []}  # fmt: skip
     images = run("convert", tmp_path / "one", "--to", "folder", "--output", tmp_path / "images")
     assert "40 images of 20 identities" in images and open_dataset(tmp_path / "images").num_images == 40
@@ -118,11 +118,13 @@ def test_an_unfinished_copy_of_a_killed_command_is_named(data, tmp_path, capfd):
 
 def test_a_check_of_a_damaged_dataset_exits_with_2_and_can_repair_it(data, tmp_path):
     assert "no faults" in run("check", data)
-    damage_records(data / "train.rec", (1,))
+    damage_records(data / "train.rec", (0, 1))
     process = facetrain("data", "check", data, "--json")
     assert process.returncode == 2 and process.stderr == ""
     assert json.loads(process.stdout)["damaged"] is True
-    assert "cannot be read or decoded: 1" in run("check", data, "--repair", tmp_path / "clean")
+    repaired = run("check", data, "--repair", tmp_path / "clean")
+    assert "cannot be read or decoded: 2" in repaired
+    assert repaired.endswith("38 images written\n  all images of 1 identity were left out: 0\n")
     assert "no faults" in run("check", tmp_path / "clean")
 
 

@@ -103,6 +103,8 @@ def print_written(written: Sequence[WrittenDataset], as_json: bool = False, **fa
         return
     for dataset in written:
         echo_line(f"{dataset.folder}: {images_text(dataset.images, dataset.identities)}")
+        if dataset.lost_identities:
+            echo_lost(dataset.lost_identities)
     # The parts of a split dataset have left out the same files and settings.
     if skipped := next((dataset.skipped for dataset in written), []):
         echo_left_out(skipped, f", see {Path(written[0].folder) / SKIPPED_TABLE}")
@@ -110,6 +112,12 @@ def print_written(written: Sequence[WrittenDataset], as_json: bool = False, **fa
         echo_line(
             f"  settings of the mixture, left out: {', '.join(settings)}; to keep them, train on the mixture"
         )
+
+
+def echo_lost(identities: Sequence[str]) -> None:
+    """Print the identities of which a copy has no image."""
+    count = count_text(len(identities), "identity", "identities")
+    echo_line(f"  all images of {count} were left out: {first_names(identities)}")
 
 
 def echo_left_out(skipped: Sequence[SkippedFile], where: str) -> None:

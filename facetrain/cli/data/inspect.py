@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from facetrain.cli.data.dataset_options import Dataset, Workers, echo_left_out
+from facetrain.cli.data.dataset_options import Dataset, Workers, echo_left_out, echo_lost
 from facetrain.cli.options import Json, local_dataset
 from facetrain.cli.outputs import echo_line, require_sheet
-from facetrain.cli.progress_bar import progress_bar
+from facetrain.cli.progress_bar import progress_bars
 from facetrain.files import require_absent
 from facetrain.text import count_text, images_text
 
 if TYPE_CHECKING:
-    from facetrain.data.dataset import FaceDataset
+    from facetrain.data.skipped_files import SkippedFile
 
 _SHEET_PAIRS, _PAIRS_PER_ROW = 40, 4
 _PRINTED_FAULTS = 5
@@ -90,15 +90,14 @@ def _inspect_dataset(path: Path, sheet: Path | None) -> tuple[dict[str, Any], li
     from facetrain.data.tools.inspect import describe_images
 
     source = open_dataset(path)
-    skipped = [file._asdict() for file in skipped_files(source)]
-    facts = {"folder": with_addresses(str(path)), **describe_images(source), "skipped": skipped}
+    skipped, facts = skipped_files(source), {"folder": with_addresses(str(path)), **describe_images(source)}
     if sheet is not None:
         write_identities_sheet(source, sheet)
-    return facts, _describe(facts, source)
+    lines = _describe(facts, skipped)
+    return facts | {"skipped": [file._asdict() for file in skipped]}, lines
 
 
-def _describe(facts: dict[str, Any], source: FaceDataset) -> list[str]:
-    from facetrain.data.dataset import skipped_files
+def _describe(facts: dict[str, Any], skipped: list[SkippedFile]) -> list[str]:
     from facetrain.data.skipped_files import skipped_count, skipped_summary
 
     lines = [f"{facts['folder']}: {images_text(facts['images'], facts['identities'])}"]
@@ -106,7 +105,6 @@ def _describe(facts: dict[str, Any], source: FaceDataset) -> list[str]:
         lines.append(f"  {count_text(empty, 'identity has', 'identities have')} no image")
     lines.append("  images per identity: {fewest:,} to {most:,}, median {median:g}".format(**facts))
     lines += _format_lines(facts, facts["sample"])
-    skipped = skipped_files(source)
     if skipped:
         lines.append(f"  left out {skipped_count(skipped)} (--json lists them):")
         lines += [f"    {line}" for line in skipped_summary(skipped)]
@@ -139,8 +137,8 @@ def check(
     from facetrain.data.tools import check as tool
 
     require_absent(repair)
-    with progress_bar("checking") as progress:
-        report = tool.check(dataset, repair=repair, workers=workers, progress=progress)
+    with progress_bars("checking", "writing") as (progress, writing):
+        report = tool.check(dataset, repair=repair, workers=workers, progress=progress, writing=writing)
     name = with_addresses(str(dataset))
     # Not `with_addresses` for each message: it reads the record of a download each time.
     faults = [replace(fault, message=fault.message.replace(str(dataset), name)) for fault in report.faults]
@@ -165,5 +163,7 @@ def check(
             echo_line("  no faults")
         if repair is not None:
             echo_line(f"{repair}: {count_text(report.good, 'image')} written")
+            if report.lost_identities:
+                echo_lost(report.lost_identities)
     if report.damaged and repair is None:
         raise typer.Exit(2)

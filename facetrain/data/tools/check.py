@@ -61,6 +61,8 @@ class CheckReport:
     """Images that a clean copy has."""
     skipped: list[SkippedFile]
     """Files that are no images of the dataset, and so not checked."""
+    lost_identities: list[str]
+    """Names of the identities of which the clean copy that was written has no image."""
 
     @property
     def damaged(self) -> bool:
@@ -74,6 +76,7 @@ def check(
     repair: Path | None = None,
     workers: int | None = None,
     progress: ProgressCallback = ignore_progress,
+    writing: ProgressCallback = ignore_progress,
 ) -> CheckReport:
     """Read and decode every image; with `repair`, write a clean copy.
 
@@ -86,6 +89,7 @@ def check(
         repair: folder for the clean copy; it must not exist.
         workers: number of threads; one per usable core if None.
         progress: called after every image.
+        writing: called after every image of the copy.
 
     Raises:
         DataError: the dataset cannot be opened, it has no image without faults, or the copy cannot be written; with
@@ -117,15 +121,15 @@ def check(
         read_cards(folder)
     except DataError as error:
         faults.append(DataFault("dataset", str(error)))
+    lost = list[str]()
     if repair is not None:
         if not keep.any():
             raise DataError(f"{folder}: every image has a fault; there is nothing to write")
         good_N = image_N[keep]
         copy = Selection(source, cards, good_N["number"], good_N["label"], None)
-        write_dataset(copy, repair, workers=workers)
-    return CheckReport(
-        decoded, len(distinct(image_N["label"])), faults, int(keep.sum()), skipped_files(source)
-    )
+        lost = write_dataset(copy, repair, workers=workers, progress=writing).lost_identities
+    identities = len(distinct(image_N["label"]))
+    return CheckReport(decoded, identities, faults, int(keep.sum()), skipped_files(source), lost)
 
 
 def _check_image(source: FaceDataset, number: int) -> tuple[int, int, np.uint64] | DataFault:

@@ -79,6 +79,8 @@ class WrittenDataset:
     """Files and images that were left out."""
     empty_identities: int = 0
     """Identities of the source without images: they are left out, and the labels after them are renumbered."""
+    lost_identities: list[str] = field(default_factory=list)
+    """Names of the identities whose images were all left out; the labels after them are renumbered, too."""
     is_reordered: bool = False
     """Whether a reader numbers the identities in another order, which is that of their folders."""
     without_landmarks: list[str] = field(default_factory=list)
@@ -142,13 +144,16 @@ def write_dataset(
         carry_cards(selection.cards, place, counted, digest if chosen.keeps_order else None)
         if selection.landmarks is not None and chosen.keeps_order:
             write_landmarks(place / LANDMARKS_FILE, selection.landmarks[numbers])
+    present = count_images(source)[0]
+    lost = np.setdiff1d(present, selection.identities).tolist()
     return WrittenDataset(
         folder=str(output),
         images=len(numbers),
         identities=len(names),
         skipped=skipped,
         is_reordered=not chosen.keeps_order and folders_are_reordered(source, selection.identities),
-        empty_identities=source.num_classes - len(count_images(source)[0]),
+        empty_identities=source.num_classes - len(present),
+        lost_identities=[identity_name(source, identity) for identity in lost],
         without_landmarks=list(selection.without_landmarks),
         mixture_settings=_mixture_settings(source),
     )
@@ -186,7 +191,11 @@ def write_parts(
             write_dataset(part, scratch / name, workers=workers, progress=progress)
             for name, part in parts.items()
         ]
-    return [replace(one, folder=str(output / name)) for name, one in zip(parts, written, strict=True)]
+    return [
+        # What one part does not have is in another one.
+        replace(one, folder=str(output / name), lost_identities=[])
+        for name, one in zip(parts, written, strict=True)
+    ]
 
 
 def _labeled_images(

@@ -30,6 +30,7 @@ def test_damaged_images_can_be_left_out(dataset, tmp_path):
         pack(dataset, tmp_path / "strict")
     packed = pack(dataset, tmp_path / "lenient", skip_bad=True)
     assert (packed.identities, packed.images) == (2, 5) and packed.skipped[0].name == "bob/bob_0001.jpg"
+    assert packed.lost_identities == ["bob"]
     assert open_dataset(tmp_path / "lenient").labels.tolist() == [0, 0, 0, 1, 1]
     with pytest.raises(DataError, match="already exists"):
         pack(dataset, tmp_path / "lenient")

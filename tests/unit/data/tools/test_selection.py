@@ -74,6 +74,7 @@ def test_the_settings_of_a_mixture_that_a_copy_cannot_have_are_listed(data, tmp_
 def test_a_split_puts_each_identity_into_exactly_one_dataset(data, tmp_path):
     train, validation = split(data, tmp_path / "out", validation=0.25, seed=3)
     assert (train.identities, validation.identities) == (3, 1)
+    assert not train.lost_identities and not validation.lost_identities
     one, other = grouped_images(tmp_path / "out" / "train"), grouped_images(tmp_path / "out" / "validation")
     assert not one & other and one | other == grouped_images(data)
 
