@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -25,7 +25,7 @@ from pydantic import Field, model_validator
 from facetrain.data.dataset import FaceDataset, ImageSubset, SubsetDataset, image_files
 from facetrain.data.formats.names import MIXTURE_SUFFIXES
 from facetrain.data.identity_counts import drop_small_identities
-from facetrain.data.mixture import DatasetHead, MixtureDataset, images_per_epoch
+from facetrain.data.mixture import DatasetHead, MixtureDataset, images_per_epoch, parts_of
 from facetrain.data.npy_file import map_npy
 from facetrain.data.remote_dataset import ObjectCache, dataset_path
 from facetrain.data.yaml_file import read_yaml
@@ -99,7 +99,7 @@ def open_mixture(
         DataError: if the file is not as described above, or a dataset cannot be opened.
     """
     content: MixtureFile = read_yaml(path, MixtureFile)
-    datasets, chosen = [], list[tuple[set[str], FaceDataset]]()
+    datasets, whole = [], list[tuple[Path, FaceDataset]]()
     for entry in content.datasets:
         if has_secrets(entry.path):
             raise DataError(f"{path}: {without_secrets(entry.path)}: give its credentials by the environment")
@@ -107,18 +107,7 @@ def open_mixture(
         if place.suffix.lower() in MIXTURE_SUFFIXES:
             raise DataError(f"{path}: {entry.path} is itself a mixture; list its datasets here")
         selected = _select_images(open_dataset(place), entry, path)
-        # A folder of images has no such file.
-        files = {os.path.realpath(file) for file in image_files(selected) or [place]}
-        is_repeated = (
-            not files.isdisjoint(others) and np.isin(_identities(selected), _identities(before)).any()
-            for others, before in chosen
-        )
-        if content.heads == "joined" and any(is_repeated):
-            raise DataError(
-                f"{path}: {entry.path} is listed twice with the same identities, which would have two classes each; "
-                "list it once, with a weight, or use `heads: separate`"
-            )
-        chosen.append((files, selected))
+        whole.append((place, selected))
         # Last: the numbers in `identities:` and `without:` files are labels of the whole dataset.
         dataset = drop_small_identities(selected, place, min_images_per_identity)
         if not images_per_epoch([dataset.num_images], [entry.weight])[0]:
@@ -127,6 +116,11 @@ def open_mixture(
                 f"{entry.path}; take at least {1 / dataset.num_images:.2g}, or leave out the dataset"
             )
         datasets.append(dataset)
+    if content.heads == "joined" and (repeated := first_repeated(whole)) is not None:
+        raise DataError(
+            f"{path}: {content.datasets[repeated].path} is listed twice with the same identities, which would have two "
+            "classes each; list it once, with a weight, or use `heads: separate`"
+        )
     heads = [DatasetHead(entry.margin, entry.loss_weight) for entry in content.datasets]
     return MixtureDataset(
         datasets,
@@ -134,6 +128,28 @@ def open_mixture(
         heads if content.heads == "separate" else None,
         [_describe_entry(entry, path) for entry in content.datasets],
     )
+
+
+def first_repeated(datasets: Iterable[tuple[Path, FaceDataset]]) -> int | None:
+    """Return the number of the first dataset that has identities of one before it, of the same files; None: none has.
+
+    `datasets` are the datasets with their paths. Those of a mixture are compared one by one.
+    """
+    before = list[tuple[set[str], FaceDataset]]()
+    for number, (path, dataset) in enumerate(datasets):
+        # A folder of images has no such file.
+        parts = [
+            ({os.path.realpath(file) for file in image_files(part) or [path]}, part)
+            for _, part in parts_of(dataset, str(path))
+        ]
+        if any(
+            not files.isdisjoint(others) and np.isin(_identities(part), _identities(other)).any()
+            for files, part in parts
+            for others, other in before
+        ):
+            return number
+        before += parts
+    return None
 
 
 def _identities(dataset: FaceDataset) -> np.ndarray:

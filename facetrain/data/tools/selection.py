@@ -19,6 +19,7 @@ from facetrain.data.dataset import FaceDataset, image_landmarks, skipped_files
 from facetrain.data.dataset_card import DatasetCard, read_cards
 from facetrain.data.loading.sampler import permute
 from facetrain.data.mixture import MixtureDataset
+from facetrain.data.mixture_file import first_repeated
 from facetrain.data.open_dataset import open_aligned
 from facetrain.data.remote_dataset import with_addresses
 from facetrain.data.skipped_files import SkippedFile
@@ -92,6 +93,11 @@ def select_all(folder: Path) -> Selection:
 def select_merged(folders: Sequence[Path]) -> Selection:
     """Select all images of several datasets. The labels of each dataset follow the labels before them."""
     sources = [open_aligned(folder) for folder in folders]
+    if (repeated := first_repeated(zip(folders, sources, strict=True))) is not None:
+        raise DataError(
+            f"{folders[repeated]}: is given twice with the same identities, which would have two classes each; give it "
+            "once"
+        )
     mixture = MixtureDataset(sources, [1.0] * len(sources))
     lacking = [
         str(folder)

@@ -37,6 +37,22 @@ def test_merged_datasets_have_the_identities_of_both(data, tmp_path):
     assert (tmp_path / "out" / "property").read_text() == "6,16,16\n"
 
 
+def test_identities_of_one_dataset_are_not_merged_twice(data, tmp_path):
+    (tmp_path / "some.txt").write_text("0 1")
+    for name, entries in {
+        "some": "{path: data, identities: some.txt}",
+        "others": "{path: data, without: some.txt}",
+        "one": "{path: other}, {path: data, identities: some.txt}",
+    }.items():
+        (tmp_path / f"{name}.yaml").write_text(f"datasets: [{entries}]")
+    write_records(tmp_path / "other", [0, 1, 1])
+    some, others, one = (tmp_path / f"{name}.yaml" for name in ("some", "others", "one"))
+    for folders in ([data, data], [data, tmp_path / "other" / ".." / "data"], [some, data], [one, some]):
+        with pytest.raises(DataError, match=f"{folders[-1]}: is given twice with the same identities"):
+            merge(folders, tmp_path / "out")
+    assert merge([one, others], tmp_path / "out").identities == 6
+
+
 def test_landmarks_are_merged_if_all_datasets_have_them(data, tmp_path):
     other = write_records(tmp_path / "other", [0, 1, 1])
     write_landmarks(landmarks_path(data), np.full((len(LABELS), 5, 2), 0.25, np.float32))
@@ -65,7 +81,7 @@ def test_the_settings_of_a_mixture_that_a_copy_cannot_have_are_listed(data, tmp_
     (tmp_path / "mixture.yaml").write_text(mixture)
     written = [
         convert(tmp_path / "mixture.yaml", tmp_path / "copy", "recordio"),
-        merge([tmp_path / "mixture.yaml", data], tmp_path / "merged"),
+        merge([tmp_path / "mixture.yaml", write_records(tmp_path / "other", [0, 1])], tmp_path / "merged"),
         *split(tmp_path / "mixture.yaml", tmp_path / "parts", validation=0.25),
     ]
     assert [one.mixture_settings for one in written] == [settings] * 4
@@ -155,11 +171,13 @@ def test_an_empty_image_is_refused_by_its_name(tmp_path, to):
 
 
 def test_a_very_large_label_needs_little_memory_and_time(tmp_path):
-    data = write_records(tmp_path / "data", [0, 0, 1, 2**31 - 256, 2**31 - 256])
+    data, copy = (
+        write_records(tmp_path / name, [0, 0, 1, 2**31 - 256, 2**31 - 256]) for name in ("data", "copy")
+    )
     with traced_peak() as peak:
         kept = open_dataset(data, min_images_per_identity=2)
         numbers = images_of_large_identities(open_dataset(data), 2)
-        merged = merge([data, data], tmp_path / "merged")
+        merged = merge([data, copy], tmp_path / "merged")
         wrong = WrongLabel(3, 2**31 - 256, 0, 0.5)
         write_wrong_labels_sheet(open_dataset(data), [wrong], tmp_path / "wrong.html")
     assert peak.bytes < 1 << 28
