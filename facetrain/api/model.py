@@ -21,7 +21,7 @@ from facetrain.data.formats.image_folder import read_image_file
 from facetrain.data.formats.landmark_file import require_fractions
 from facetrain.distributed.devices import own_gpu, pick_device, require_device
 from facetrain.distributed.world import World
-from facetrain.embeddings.embed_images import embed_images, open_embedder
+from facetrain.embeddings.embed_images import embed_images, needed_detector, open_embedder
 from facetrain.embeddings.embedder import EncodedImage, ImageEmbedder
 from facetrain.embeddings.embedding_map import EmbeddingMap, open_map
 from facetrain.embeddings.image_inputs import LazySequence, dataset_images, read_input
@@ -171,26 +171,32 @@ class Model:
         if not len(encoded):
             nothing = np.empty((0, self.embedding_size), np.float32)
             return (nothing, np.empty(0, np.float32)) if return_quality else nothing
+        name = "images" if path is None else str(path)
+        detector = needed_detector(self._detector, read_landmarks, name)
         unit_ND, quality_N = embed_images(
             # The folded network is kept from call to call.
             replace(self._embedder, batch_size=batch_size),
             encoded,
-            "images" if path is None else str(path),
+            name,
             flip=flip,
-            landmarks=self._landmarks(landmarks, read_landmarks, len(encoded)),
-            detector=self._detector,
+            landmarks=self._landmarks(landmarks, read_landmarks, len(encoded), detector),
+            detector=detector,
         )
         return (unit_ND, quality_N) if return_quality else unit_ND
 
     def _landmarks(
-        self, given: np.ndarray | None, read: Callable[[], np.ndarray | None], count: int
+        self,
+        given: np.ndarray | None,
+        read: Callable[[], np.ndarray | None],
+        count: int,
+        detector: Path | None,
     ) -> np.ndarray | None:
         """Return the landmarks that the network gets, (N, 5, 2): as given, or of a dataset; None: of aligned faces."""
-        has_effect = self._opened.takes_landmarks and not self._detector
+        has_effect = self._opened.takes_landmarks and not detector
         if given is None:
             return read() if has_effect else None
         if not has_effect:
-            reason = "the detector finds them" if self._detector else "the network has no KP-RPE"
+            reason = "the detector finds them" if detector else "the network has no KP-RPE"
             raise UsageError(f"landmarks: they have no effect, because {reason}; leave them out")
         try:
             landmarks_N52 = np.asarray(given, np.float32)

@@ -76,6 +76,7 @@ def embed_input(
     with join(inference.device) as world:
         opened = open_model(model, world.device)
         embedder, faults = open_embedder(opened, world, inference), dict[int, UnreadableError]()
+        detector = needed_detector(detector, read_landmarks, str(input))
         landmarks = read_landmarks() if opened.takes_landmarks and not detector else None
         with _advising(advice):
             embedding, quality = embed_images(
@@ -89,6 +90,20 @@ def embed_input(
         kept = np.delete(np.arange(len(images)), list(faults))
         names, labels = LazySequence(len(kept), partial(_name_of, names, kept)), labels[kept]
     return Embeddings(embedding, names, labels, input, quality, fingerprint, flip)
+
+
+def needed_detector(
+    detector: Path | None, read_landmarks: Callable[[], np.ndarray | None], name: str
+) -> Path | None:
+    """Return the detector for the images of an input; None, with a warning, for aligned faces.
+
+    A dataset has landmarks of aligned faces alone. A second alignment would move the faces: the embeddings of a photo,
+    from a packed dataset and from its file, would differ.
+    """
+    if detector is None or read_landmarks() is None:
+        return detector
+    warn(f"{name}: has the landmarks of aligned faces, so the detector is not used")
+    return None
 
 
 @contextmanager

@@ -10,10 +10,11 @@ import torch
 from facetrain import load_model
 from facetrain.cli.app import app
 from facetrain.data.formats.bin import write_bin
+from facetrain.data.formats.landmark_file import landmarks_path, write_landmarks
 from facetrain.data.images.align import align, aligned_landmarks
 from facetrain.data.images.decode import encode_png
 from facetrain.data.tools.yunet import YuNet
-from facetrain.embeddings.embed_images import embed_images
+from facetrain.embeddings.embed_images import embed_images, embed_input
 from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.embeddings.inference import Inference
 from facetrain.embeddings.photo_check import PhotoCheck
@@ -23,6 +24,7 @@ from facetrain.verify.evaluate import evaluate
 from facetrain.verify.protocol_options import EvaluationOptions
 from facetrain.verify.set_faults import warn_of_photos
 from facetrain.verify.sets.pair_set import PairSet
+from tests.support.datasets import write_records
 from tests.support.detector import write_detector
 from tests.support.models import write_model
 from tests.support.shared import shared_path
@@ -153,6 +155,22 @@ def test_a_detector_aligns_the_photos_that_are_embedded_compared_and_searched(tm
     write_bin(tmp_path / "set.bin", [encode_png(np.zeros((200, 300, 3), np.uint8))] * 2, [True])
     with pytest.raises(ImageError, match="/set.bin: image 0: the detector finds no face"):
         opened.embed(tmp_path / "set.bin")
+
+
+def test_a_dataset_with_landmarks_is_not_aligned_again(tmp_path, capsys):
+    pytest.importorskip("onnx")
+    model, detector = tmp_path / "m.safetensors", write_detector(tmp_path / "yunet.onnx")
+    write_model(model)
+    data = write_records(tmp_path / "faces", [0, 0, 1], size=32)
+    write_landmarks(landmarks_path(data), np.tile(NORMALIZED_TEMPLATE, (3, 1, 1)))
+    expected_ND = load_model(model).embed(data)
+    capsys.readouterr()
+    for embed in (
+        load_model(model, detector=detector).embed,
+        lambda data: embed_input(model, data, Inference("cpu"), detector=detector).embedding,
+    ):
+        np.testing.assert_allclose(embed(data), expected_ND, atol=1e-5)
+        assert f"{data}: has the landmarks of aligned faces, so the detector" in capsys.readouterr().err
 
 
 def test_a_network_gets_the_landmarks_by_which_a_detector_aligns(tmp_path):
