@@ -122,9 +122,9 @@ class History:
 
     @property
     def best(self) -> dict[str, float]:
-        """Highest accuracy of each verification set after step 0; before the next verification, that of step 0."""
-        accuracies = {name: self.metrics[f"{name}/accuracy"].high for name in self.sets}
-        return {name: value for name, value in accuracies.items() if math.isfinite(value)}
+        """Highest accuracy of each verification set after step 0, which is before training."""
+        accuracies = {name: self.metrics[f"{name}/accuracy"] for name in self.sets}
+        return {name: one.high for name, one in accuracies.items() if one.last[0] and math.isfinite(one.high)}
 
     def last(self, name: str) -> float | str | None:
         """Return the last value of a metric; None if no record has it."""

@@ -32,9 +32,9 @@ def test_a_history_has_first_last_and_bounds_of_every_metric(tmp_path):
     assert History.read(tmp_path / "empty").metrics == {}
 
 
-def test_the_accuracy_of_step_0_is_the_best_only_until_the_next_one():
+def test_the_accuracy_of_step_0_is_never_the_best():
     untrained = {"step": 0, "lfw/accuracy": 0.71}
-    assert history_of([untrained]).best == {"lfw": 0.71}
+    assert history_of([untrained, {"step": 3, "loss": 1.0}]).best == {}
     found = history_of([untrained, {"step": 5, "lfw/accuracy": 0.5}, {"step": 9, "lfw/accuracy": 0.6}])
     assert found.best == {"lfw": 0.6} and found.metrics["lfw/accuracy"].first == (0, 0.71)
 
