@@ -29,7 +29,7 @@ from facetrain.files import require_temporary_folder
 from facetrain.remote.address import is_read_in_place, is_remote, public
 from facetrain.remote.download import is_name
 from facetrain.remote.listing import list_names
-from facetrain.run.folder.run_files import newest_run
+from facetrain.run.folder.run_files import find_advice, newest_run
 from facetrain.run.request import CHOSEN_KEYS, TrainRequest, as_override
 from facetrain.verify.sets.pair_set import set_file
 
@@ -108,7 +108,7 @@ def recorded_config(request: TrainRequest) -> tuple[Path, AskedConfig]:
         values = parse_values(mirror.read_text(CONFIG_FILE), where)
     if values is None:
         raise UsageError(
-            f"{folder}: not the folder of a run (it has no {CONFIG_FILE}); `facetrain runs` lists the runs"
+            f"{folder}: not the folder of a run (it has no {CONFIG_FILE}); {find_advice(folder)}"
         )
     config = build_config(values, where, overrides)
     if request.allow_code:

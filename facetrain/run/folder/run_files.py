@@ -65,6 +65,12 @@ def is_run(folder: Path) -> bool:
     return (folder / CONFIG_FILE).is_file() and (folder / ENVIRONMENT_FILE).is_file()
 
 
+def find_advice(folder: Path) -> str:
+    """Return where to find the run that a folder, which is none, was taken for: for a message."""
+    inside = folder / "run"  # of a fine-tuning
+    return f"its run is {inside}" if is_run(inside) else "`facetrain runs` lists the runs"
+
+
 def newest_run() -> Path:
     """Return the run in the folder `runs` that has started last.
 

@@ -27,6 +27,7 @@ from facetrain.run.folder.run_files import (
     ENVIRONMENT_FILE,
     PAIRS_FILE,
     SKIPPED_FILE,
+    find_advice,
     is_run,
     logs_of_run,
 )
@@ -66,8 +67,7 @@ def write_run_report(folder: Path, output: Path, history: History | None = None)
     """
     if not is_run(folder):
         raise UsageError(
-            f"{folder}: not the folder of a run, which has {CONFIG_FILE} and {ENVIRONMENT_FILE}; `facetrain runs` "
-            "lists the runs"
+            f"{folder}: not the folder of a run, which has {CONFIG_FILE} and {ENVIRONMENT_FILE}; {find_advice(folder)}"
         )
     with os_errors_as(RunError, folder):
         page = render(

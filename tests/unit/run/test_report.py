@@ -115,10 +115,10 @@ def test_the_first_lines_of_the_page_are_the_best_and_the_last_numbers(tmp_path,
         "1969 rank 9 WARNING early\n1971 rank 8 WARNING late\n1972 rank 8 INFO\n"
     )
     lines = JsonLines(tmp_path / "metrics.jsonl")
-    lines.write(0, {"lfw/accuracy": 0.9, "agedb/accuracy": 0.5, "agedb/auc": 0.25})
+    lines.write(0, {"lfw/accuracy": 0.95, "agedb/accuracy": 0.5, "agedb/auc": 0.25})
     lines.write(1, {"loss": 30.0, "images_per_s": 100.0, "peak_memory_gib": 2.0})
     lines.write(2, {"loss": 20.0, "images_per_s": 400.0, "peak_memory_gib": 1.0, "skipped_images": 0.0})
-    lines.write(2, {"agedb/accuracy": 0.6})
+    lines.write(2, {"lfw/accuracy": 0.9, "agedb/accuracy": 0.6})
     lines.write(3, {"loss": 10.0, "images_per_s": float("nan"), "left_s": 65.0, "wait_s": 1.5})
     lines.close()
     tiles = [
@@ -147,7 +147,7 @@ def test_the_first_lines_of_the_page_are_the_best_and_the_last_numbers(tmp_path,
     ] * 99 + ["1971 rank 8 WARNING late"]
     header, rows = ended["verifications"]
     assert header == ["step", "lfw accuracy", "agedb accuracy", "agedb AUC"]
-    assert rows == [["0", "90.00%", "50.00%", "0.2500"], ["2", "", "60.00%", ""]]
+    assert rows == [["0", "95.00%", "50.00%", "0.2500"], ["2", "90.00%", "60.00%", ""]]
     assert ended["environment"] == [("gpu.driver.cuda", "13"), ("command", '["é"]')]
     assert ended["restarts"] == "0 resumes and restarts" and re.fullmatch(
         r"[-0-9]+ \d\d:\d\d UTC", ended["starts"][0][0]
@@ -257,6 +257,13 @@ def test_a_pipe_in_place_of_a_picture_or_of_pairs_is_left_out_and_not_waited_for
     assert Page((folder / "report.html").read_text()).tags.count("img") == others
 
 
-def test_a_folder_without_a_run_is_an_error(tmp_path):
-    with pytest.raises(UsageError, match=r"config\.yaml and environment\.json"):
+def test_a_folder_without_a_run_is_an_error_that_names_the_run_of_a_fine_tuning(tmp_path):
+    with pytest.raises(
+        UsageError, match=r"config\.yaml and environment\.json; `facetrain runs` lists the runs"
+    ):
+        write_run_report(tmp_path, tmp_path / "report.html")
+    (tmp_path / "run").mkdir()
+    for name in ("config.yaml", "environment.json"):
+        (tmp_path / "run" / name).touch()
+    with pytest.raises(UsageError, match=f"; its run is {tmp_path / 'run'}$"):
         write_run_report(tmp_path, tmp_path / "report.html")
