@@ -1,5 +1,6 @@
 """Score files: their metrics, slices and comparison, and the messages for wrong ones."""
 
+import csv
 import json
 from dataclasses import replace
 
@@ -15,7 +16,6 @@ from facetrain.verify.protocols import scores_result
 from facetrain.verify.score_files import read_scores, scores_of_same_pairs, scores_of_set
 from facetrain.verify.sets.pair_set import PairSet
 from facetrain.verify.sets.slice_table import NO_SLICES
-from tests.support.score_files import columns_of, write
 from tests.support.scored_people import people
 
 FAST = EvaluationOptions(bootstrap=50)
@@ -24,6 +24,23 @@ FAST = EvaluationOptions(bootstrap=50)
 @pytest.fixture(scope="module")
 def pairs():
     return people(np.random.default_rng(0), 60)
+
+
+def write(path, columns):
+    """Write columns of equal length as a table with a header line; return the path."""
+    with path.open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(columns)
+        table.writerows(zip(*columns.values(), strict=True))
+    return path
+
+
+def columns_of(pairs, **more):
+    """Return the columns of scored pairs with the two people of each, and further ones."""
+    first, second = pairs.sides
+    score = [repr(float(score)) for score in pairs.score_P]
+    genuine = pairs.same_P.astype(int)
+    return {"score": score, "genuine": genuine, "subject_1": first, "subject_2": second, **more}
 
 
 def evaluated(path, columns, **options):
