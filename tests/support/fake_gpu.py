@@ -180,9 +180,6 @@ class GpuTensor(Tensor):
     is_cuda, is_cpu, is_meta = True, False, False
     device = property(lambda self: self.memory.gpu.device)  # type: ignore[assignment]
 
-    def get_device(self) -> int:
-        return self.memory.gpu.device.index
-
     def data_ptr(self) -> int:
         return self.content.data_ptr()
 
