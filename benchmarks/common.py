@@ -60,7 +60,15 @@ def in_new_process(function: Callable[..., Any], *arguments: object) -> Any:
         return pool.submit(function, *arguments).result()
 
 
-def memory_mib(name: str = "VmHWM", process: int | str = "self") -> int:
-    """Return a line of /proc/PROCESS/status in MiB; `VmHWM` is the peak of resident memory."""
+def memory_bytes(name: str = "VmHWM", process: int | str = "self") -> int:
+    """Return a line of /proc/PROCESS/status: `VmRSS`, the resident memory, or `VmHWM`, the largest so far.
+
+    The peak of getrusage includes that of the parent process, from which a process was forked.
+    """
     lines = Path(f"/proc/{process}/status").read_text().splitlines()
-    return next(int(line.split()[1]) >> 10 for line in lines if line.startswith(f"{name}:"))
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:"))
+
+
+def memory_mib(name: str = "VmHWM", process: int | str = "self") -> int:
+    """Return `memory_bytes` in MiB."""
+    return memory_bytes(name, process) >> 20

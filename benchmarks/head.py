@@ -10,7 +10,6 @@ a whole process.
 from __future__ import annotations
 
 import ctypes
-import re
 import statistics
 import tempfile
 import time
@@ -22,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.common import in_new_process, run
+from benchmarks.common import in_new_process, memory_bytes, run
 from facetrain.bench.machine_peak import synchronize
 from facetrain.distributed import collectives
 from facetrain.distributed.world import World
@@ -161,12 +160,12 @@ def measure_steps(
     else:
         # Or memory that the small head has freed, and that the C library keeps, would be taken off the peak.
         ctypes.CDLL(None).malloc_trim(0)
-        before = _resident_bytes("VmRSS")
+        before = memory_bytes("VmRSS")
     step = build(classes, size, device)
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()  # now: the build compares the kernels with PyTorch's operations
     seconds, cpu_seconds = _time_steps(step, workload, workload.steps + 1)
-    peak = torch.cuda.max_memory_allocated() if device == "cuda" else _resident_bytes("VmHWM")
+    peak = torch.cuda.max_memory_allocated() if device == "cuda" else memory_bytes()
     peak -= before
     # The first step allocates memory, so it is left out.
     return {
@@ -196,13 +195,6 @@ def _time_steps(
         seconds.append(time.perf_counter() - start)
         cpu_seconds.append(time.process_time() - cpu_start)
     return seconds, cpu_seconds
-
-
-def _resident_bytes(name: str) -> int:
-    """Return a line of this process's status: `VmRSS`, its resident memory, or `VmHWM`, the largest so far."""
-    # Not getrusage: its peak includes the peak of the parent process, from which this one was forked.
-    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    return int(found[1]) * 1024 if found else 0
 
 
 if __name__ == "__main__":

@@ -7,13 +7,13 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 import torch
 
+from benchmarks.common import memory_bytes
 from facetrain.errors import ConfigError, RunError
 from facetrain.head.class_centers import RowTable, draw_centers
 from facetrain.head.class_shard import shard_classes
 from facetrain.head.row_optimizer import CenterUpdate, RowOptimizer
 from facetrain.head.sampling import Stage
 from tests.support.heads import combined, make_head
-from tests.support.memory import resident_bytes
 from tests.unit.head.helpers import batch, small_head
 
 BF16, FP32, INT8 = torch.bfloat16, torch.float32, torch.int8
@@ -151,9 +151,9 @@ def _bytes_left_by_drawing(threads: int) -> int:
     torch.set_num_threads(threads)
     table, few = torch.zeros(80_000, 512, dtype=torch.bfloat16), shard_classes(8192, 0, 1)
     draw_centers(table[:8192], few, seed=0)  # the generator's code
-    before = resident_bytes("VmRSS")
+    before = memory_bytes("VmRSS")
     draw_centers(table, shard_classes(len(table), 0, 1), seed=0)
-    return resident_bytes("VmRSS") - before
+    return memory_bytes("VmRSS") - before
 
 
 def test_an_update_in_one_pass_copies_its_own_tables_alone(monkeypatch):
