@@ -105,7 +105,7 @@ def rising_metrics(same_P: np.ndarray) -> list[str]:
 
 
 def _add_accuracy_without_mirror_images(result: Result, scored: ScoredPairs, draws: Draws) -> None:
-    folds, replicate = bootstrap_fold_accuracy(scored, draws=draws)
+    folds, replicate = bootstrap_fold_accuracy(scored.in_fold_order(), draws=draws)
     result.metrics["accuracy_no_flip"] = folds.mean
     # Without draws there are no replicates to store.
     if draws.number:

@@ -141,13 +141,12 @@ def _score_threshold(pairs: ScoredPairs, distance: float) -> float:
 def bootstrap_fold_accuracy(
     pairs: ScoredPairs, *, draws: Draws
 ) -> tuple[FoldAccuracy, dict[str, np.ndarray]]:
-    """Return the fold accuracy, and `accuracy` and `threshold` in every draw, (R,) each.
+    """Return the fold accuracy of pairs in fold order, and `accuracy` and `threshold` in every draw, (R,) each.
 
     Every draw repeats the search for the thresholds; a draw without pairs gives NaN. `accuracy_std` has no replicates:
     a draw holds about 63 % of the subjects, so its folds have fewer distinct pairs and differ more than the folds of
     the set. Its standard deviation over the folds is therefore biased upward, often by more than it varies.
     """
-    pairs = pairs.in_fold_order()
     folds = min(FOLDS, len(pairs.same_P))
     search = FoldSearch(pairs.scale.distance(pairs.score_P), pairs.same_P, folds, *pairs.sides)
     accuracy, threshold = search.accuracy(every_subject_once(pairs.subjects))
