@@ -54,11 +54,11 @@ def drawn_faces(size: int, count: int = 20) -> Tensor:
 def split_images(options: ExportOptions, size: int) -> tuple[Tensor, Tensor]:
     """Return images to calibrate an int8 file, and others to compare it on, uint8 (N, S, S, 3) both.
 
-    Both are all images if these are few.
+    All images calibrate if these are few, and the file is compared on drawn faces.
     """
     pixels = drawn_faces(size, _CALIBRATION_FACES) if options.images is None else options.images
     if len(pixels) < 2 * _COMPARED_SHARE:
-        return pixels, pixels
+        return pixels, drawn_faces(size, _MAX_COMPARED)
     # Spread over the images: a dataset lists one person after the other.
     is_compared = torch.arange(len(pixels)) % _COMPARED_SHARE == _COMPARED_SHARE // 2
     return pixels[~is_compared], pixels[is_compared][:_MAX_COMPARED]

@@ -16,6 +16,7 @@ from facetrain.errors import ModelError, RunError
 from facetrain.models.embedding_model import EmbeddingModel, open_model
 from facetrain.models.export import export as export_module
 from facetrain.models.export import onnx as onnx_format
+from facetrain.models.export.example_inputs import split_images
 from facetrain.models.export.export import export
 from facetrain.models.export.formats import ExportOptions
 from facetrain.models.preprocessing import RAW_PIXELS
@@ -232,6 +233,13 @@ def test_insightface_gives_pixels_to_a_file_of_an_mxnet_network(tmp_path, option
     # The rule of ArcFaceONNX in insightface 2.1, model_zoo/arcface_onnx.py.
     names = [node.name for node in proto.graph.node[:8]]
     assert all(any(name.startswith(start) for name in names) for start in ("Sub", "Mul"))
+
+
+@pytest.mark.parametrize("count", [1, 9, 10])
+def test_an_int8_file_is_compared_on_other_images_than_those_that_calibrate_it(count):
+    calibration, compared = split_images(ExportOptions(int8=True, images=faces(count)), 32)
+    assert len(calibration) and len(compared)
+    assert not any(torch.equal(one, other) for one in calibration for other in compared)
 
 
 @pytest.mark.slow
