@@ -66,6 +66,8 @@ class Model:
         self.path = path
         self.device = device
         self._opened, self._detector = opened, detector
+        self._is_unit: bool | None = None
+        """Whether the embeddings of the network have length 1; None before the first ones."""
 
     @cached_property
     def _embedder(self) -> ImageEmbedder:
@@ -181,7 +183,9 @@ class Model:
             flip=flip,
             landmarks=self._landmarks(landmarks, read_landmarks, len(encoded), detector),
             detector=detector,
+            is_unit=self._is_unit,
         )
+        self._is_unit = bool(np.isnan(quality_N[0]))
         return (unit_ND, quality_N) if return_quality else unit_ND
 
     def _landmarks(

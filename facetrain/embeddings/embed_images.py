@@ -148,11 +148,13 @@ def embed_images(
     landmarks: Landmarks | None = None,
     detector: Path | None = None,
     faults: dict[int, UnreadableError] | None = None,
+    is_unit: bool | None = None,
     progress: ProgressCallback | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the unit embeddings, float32 (N, D), and their lengths before normalization, float32 (N,).
 
-    The lengths are NaN for a network that normalizes its embeddings itself. The embeddings are an array in memory or,
+    The lengths are NaN for a network that normalizes its embeddings itself: if it is not known (`is_unit`), the first
+    two images are embedded once more to find out. The embeddings are an array in memory or,
     if there are many, in a temporary file. With `flip`, they are the sums of the embeddings of image and mirror image.
 
     Warns if the images look like whole photos. With `detector`, a YuNet file, they are whole photos, whose faces are
@@ -176,11 +178,11 @@ def embed_images(
         crop = AlignedFaces(detector, location, count)
         landmarks = crop.landmarks_N52
     qualities = list[np.ndarray]()
-    # Whether the network normalizes its embeddings, by the first two images.
-    plain_ND = embedder.embed(
-        images, name=name, flip=False, crop=crop, indices=range(min(count, 2)), landmarks=landmarks
-    )
-    is_unit = are_normalized(plain_ND)
+    if is_unit is None:
+        plain_ND = embedder.embed(
+            images, name=name, flip=False, crop=crop, indices=range(min(count, 2)), landmarks=landmarks
+        )
+        is_unit = are_normalized(plain_ND)
 
     def embed(embedder: ImageEmbedder, indices: range) -> np.ndarray:
         """Return the unit embeddings of the images that have no fault."""

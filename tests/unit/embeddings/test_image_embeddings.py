@@ -5,20 +5,24 @@ import shutil
 import tarfile
 import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from facetrain.api.model import Model
 from facetrain.data.formats.bin import write_bin
 from facetrain.data.images.decode import encode_png
+from facetrain.data.images.normalize import normalize
 from facetrain.embeddings import embed_images as image_embeddings
 from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.embeddings.embeddings import Embeddings
 from facetrain.embeddings.image_inputs import read_input
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import DataError, ImageError, ModelError, RunError
+from facetrain.models.embedding_model import EmbeddingModel
 from facetrain.models.inference_network import inference_network
 from tests.support.datasets import damage_records, encoded_image, write_records
 from tests.support.faults import small_disk
@@ -221,8 +225,10 @@ class Lengths(nn.Module):
     def __init__(self, unit):
         super().__init__()
         self.unit = unit
+        self.embedded = 0
 
     def forward(self, image_BCHW):
+        self.embedded += len(image_BCHW)
         embedding = image_BCHW.float().mean((2, 3)) + torch.arange(3)
         return nn.functional.normalize(embedding) if self.unit else embedding
 
@@ -235,6 +241,17 @@ def test_embeddings_that_the_network_normalizes_have_no_quality(flip):
         unit_ND, quality_N = image_embeddings.embed_images(embedder, images, "set", flip=flip)
         assert np.isnan(quality_N).all() == unit and np.isfinite(quality_N).all() == (not unit)
         np.testing.assert_allclose(np.linalg.norm(unit_ND, axis=1), 1, rtol=1e-6)
+
+
+@pytest.mark.parametrize("unit", [True, False])
+def test_a_model_asks_its_first_images_alone_whether_its_network_normalizes(unit):
+    network = Lengths(unit)
+    model = Model(Path("m.onnx"), EmbeddingModel(network, 16, 3, normalize, "colors"), CPU)
+    images = np.stack([np.full((16, 16, 3), color, np.uint8) for color in (0, 90, 200)])
+    first, again = (model.embed(images, return_quality=True)[1] for _ in range(2))
+    assert network.embedded == 2 + 2 * 3 + 2 * 3
+    np.testing.assert_array_equal(first, again)
+    assert np.isnan(first).all() == unit
 
 
 @pytest.mark.parametrize("number", [np.nan, 0.0])
