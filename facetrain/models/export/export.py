@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from facetrain.errors import ModelError, RunError
-from facetrain.files import error_as, sync_file, sync_folder
+from facetrain.errors import FacetrainError, ModelError, RunError
+from facetrain.files import error_as, error_reason, sync_file, sync_folder
 from facetrain.models.embedding_model import EmbeddingModel
 from facetrain.models.export.deployed import Deployed
 from facetrain.models.export.example_inputs import example_pixels, inputs_of_file, split_images
@@ -29,6 +29,7 @@ from facetrain.models.export.formats import (
     Similarity,
 )
 from facetrain.models.onnx_network import OnnxNetwork
+from facetrain.own_parts import is_of_other_code
 from facetrain.progress import ProgressCallback, ignore_progress
 
 _LEAST_COSINE = 0.5
@@ -55,19 +56,41 @@ def export(
     with the number of compared images.
 
     Raises:
-        ModelError: the network was opened from an ONNX file or has diverged, or the format cannot store it.
+        ModelError: the network was opened from an ONNX file or has diverged, or the format cannot store it, or its own
+            code fixes the number of images or decides by their numbers.
         RunError: the files cannot be written, or their embeddings differ too much.
     """
     row = FORMATS[format]
     write = row.load()
     require_exportable(model, format)
     comparison = None
-    with _new_files(row.files(path)) as folder:
+    with _new_files(row.files(path)) as folder, _explaining(model):
         with _quiet():
             runtime: Runtime | None = write(model, folder / path.name, options)
         if runtime is not None:
             comparison = _compare(path, runtime, model, options, progress)
     return Exported([file for file in row.files(path) if file.exists()], comparison)
+
+
+@contextmanager
+def _explaining(model: EmbeddingModel) -> Iterator[None]:
+    """Give the errors of exporters and of onnxruntime words for the code of a network that is not facetrain's.
+
+    Raises:
+        ModelError: in place of an error of another program.
+    """
+    try:
+        yield
+    except (FacetrainError, OSError):
+        raise
+    except Exception as error:  # they have no common base
+        if not is_of_other_code(getattr(model.network, "network", model.network)):
+            raise
+        raise ModelError(
+            f"{model.description}: its code cannot be exported: it may fix the number of images, such as "
+            "x.reshape(len(x), -1) in place of x.flatten(1), or decide by numbers of the image; change it, or give one "
+            f"number by --format onnx --batch N ({type(error).__name__}: {error_reason(error)})"
+        ) from error
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from facetrain.backbone.zoo import build_backbone
+from facetrain.data.images.normalize import normalize
 from facetrain.errors import ModelError, RunError
 from facetrain.models.embedding_model import EmbeddingModel, open_model
 from facetrain.models.export import export as export_module
@@ -177,6 +178,19 @@ def test_an_exported_file_takes_any_number_of_images_also_with_the_fixed_batch_o
 class Brightness(torch.nn.Module):
     def forward(self, image_BCHW):
         return image_BCHW.flatten(1)[:, :16] / 255
+
+
+class FixedBatch(torch.nn.Module):
+    def forward(self, image_BCHW):
+        return image_BCHW.reshape(len(image_BCHW), -1)[:, :16]
+
+
+def test_a_network_whose_code_fixes_the_number_of_images_is_refused_with_the_way_out(tmp_path):
+    model = EmbeddingModel(FixedBatch(), 32, 16, normalize, "own")
+    with pytest.raises(ModelError, match=r"^own: .*x\.flatten\(1\).*--batch N \("):
+        export(model, "onnx", tmp_path / "m.onnx", QUICK)
+    assert not list(tmp_path.iterdir())
+    export(model, "onnx", tmp_path / "m.onnx", dataclasses.replace(QUICK, batch=2))
 
 
 class Attention(torch.nn.Module):
