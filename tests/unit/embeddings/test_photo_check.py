@@ -157,7 +157,7 @@ def test_a_detector_aligns_the_photos_that_are_embedded_compared_and_searched(tm
         opened.embed(tmp_path / "set.bin")
 
 
-def test_a_dataset_with_landmarks_is_not_aligned_again(tmp_path, capsys):
+def test_a_dataset_with_landmarks_of_aligned_faces_is_not_aligned_again(tmp_path, capsys):
     pytest.importorskip("onnx")
     model, detector = tmp_path / "m.safetensors", write_detector(tmp_path / "yunet.onnx")
     write_model(model)
@@ -171,6 +171,10 @@ def test_a_dataset_with_landmarks_is_not_aligned_again(tmp_path, capsys):
     ):
         np.testing.assert_allclose(embed(data), expected_ND, atol=1e-5)
         assert f"{data}: has the landmarks of aligned faces, so the detector" in capsys.readouterr().err
+    for of_photos in (0.4 + 0.2 * NORMALIZED_TEMPLATE, np.full((5, 2), np.nan)):
+        write_landmarks(landmarks_path(data), np.tile(of_photos, (3, 1, 1)))
+        with pytest.raises(ImageError, match="the detector finds no face"):
+            load_model(model, detector=detector).embed(data)
 
 
 def test_a_network_gets_the_landmarks_by_which_a_detector_aligns(tmp_path):
