@@ -89,14 +89,17 @@ def search(
             given = option if value is True else f"{option} {value}"
             raise UsageError(f"{given}: {gallery} and {probe} are embedded already; remove it")
 
+    embedding_map = None
+    if map_file is not None:  # before the images are embedded, which can take hours
+        from facetrain.embeddings.embedding_map import open_map
+
+        embedding_map = open_map(map_file)
     entries, probes = (
         _embeddings(faces, model, detector, device, skip_bad=skip_bad) for faces in (gallery, probe)
     )
     leave_to_first_rank()
-    if map_file is not None:
-        from facetrain.embeddings.embedding_map import open_map
-
-        entries = open_map(map_file).mapped(entries)
+    if embedding_map is not None:
+        entries = embedding_map.mapped(entries)
     usable_Q = _usable(probes, min_quality)
     is_of_other_model = other_model or map_file is not None
     usable_G = _usable(

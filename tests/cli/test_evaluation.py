@@ -315,6 +315,8 @@ def test_search_finds_each_face_in_a_gallery_of_embeddings(model, tmp_path):
         (["search", *files, "--model", model], "are embedded already; remove it"),
         (["search", *files, "--detector", model], "are embedded already; remove it"),
         (["search", *files, "--device", "cpu"], "--device cpu: "),
+        # Before the images are embedded: the file of the model is none either.
+        (["search", probe, probe, "--model", files[0], "--map", files[1]], "not a map of `facetrain align`"),
     ):
         refused = refusal(*arguments)
         assert message in str(refused) and refused.exit_code == 2
