@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any, ClassVar
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from facetrain.errors import UsageError
 
@@ -101,6 +101,21 @@ class DataCommands(CommandGroup):
     }
 
 
+class _Command(TyperCommand):
+    """Command whose errors know it, also that of an option without its value."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments of the command."""
+        try:
+            rest: list[str] = super().parse_args(ctx, args)
+        except Exception as error:  # of click, or of the copy of click in typer
+            fault: Any = error
+            if getattr(fault, "ctx", ctx) is None:
+                fault.ctx = ctx
+            raise
+        return rest
+
+
 @cache
 def _load(name: str, place: str) -> Any:
     module, _, attribute = place.partition(":")
@@ -110,5 +125,5 @@ def _load(name: str, place: str) -> Any:
         group.name = name
         return group
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command(name)(target)
+    app.command(name, cls=_Command)(target)
     return typer.main.get_command(app)

@@ -230,6 +230,12 @@ main()
     assert (done.returncode, done.stderr) == (2, "error: other/metrics.jsonl: Permission denied\n")
 
 
+def test_an_option_without_its_value_is_told_with_its_command():
+    process = facetrain("data", "pack", "x", "--output")
+    assert process.returncode == 2
+    assert process.stderr.startswith("error: facetrain data pack: Option '--output' requires an argument")
+
+
 @pytest.mark.slow
 def test_on_several_ranks_one_of_them_prints_the_error(describe):
     process = torchrun(2, "train", "--config", describe(), "--set", "data.train=/nowhere")
