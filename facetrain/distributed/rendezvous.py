@@ -30,6 +30,8 @@ from facetrain.errors import RunError
 
 _STORE_TIMEOUT = timedelta(seconds=10)
 _POLL_S = 0.02
+_IS_SERVED = "TORCHELASTIC_USE_AGENT_STORE"
+"""Variable of torch: whether a store is served at the address in the environment."""
 _QUIET_S = 60.0
 """A wait for other ranks is reported after this time: their hosts may have ended."""
 
@@ -169,18 +171,18 @@ def _variable(name: str) -> str:
 
 def _open_store(rank: int, timeout_s: float) -> Store:
     """Serve the store on rank 0 unless an elastic agent does; otherwise connect to it."""
-    serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    return _store_at(*store_address(), serves, timeout_s)
+    host, port = store_address()
+    is_served = os.environ.get(_IS_SERVED) == "True"
+    # From now on as under an agent: a second training, and a process group of the program's own, find the store here.
+    os.environ[_IS_SERVED] = "True"
+    if rank or is_served:
+        return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))
+    return _served_store(host, port, timeout_s)
 
 
 @cache
-def _store_at(host: str, port: int, serves: bool, timeout_s: float) -> Store:
-    """Return the store of this process at an address: a program that trains twice meets the other ranks there again.
-
-    The server of the first training must not end with it: other ranks may still read from it.
-    """
-    if not serves:
-        return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))
+def _served_store(host: str, port: int, timeout_s: float) -> Store:
+    """Return a store whose server is in this process until its end: other ranks may still read from it."""
     # The address may belong to a gateway that leads to this host: then only a socket for all interfaces serves it.
     return serve_store(listen(host, port) or listen_on_all_interfaces(port), host, timeout_s)
 

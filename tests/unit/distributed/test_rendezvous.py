@@ -46,11 +46,15 @@ def test_a_long_wait_for_a_rank_is_reported_once(monkeypatch, capsys):
 def test_a_program_that_trains_twice_meets_the_other_ranks_in_the_store_of_the_first_time(monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(free_ports(1)[0]))
-    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "")  # restored at the end
     for number in range(2):
         server, client = (_open_store(rank, 10.0) for rank in range(2))
         server.set(f"training {number}", "begins")
         assert client.get(f"training {number}") == b"begins"
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("RANK", "0")
+    dist.init_process_group("gloo")  # of the program's own, after the training
+    dist.destroy_process_group()
 
 
 def test_a_host_whose_own_name_leads_nowhere_does_not_serve_there(monkeypatch):
