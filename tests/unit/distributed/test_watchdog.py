@@ -141,10 +141,12 @@ def test_the_end_of_a_rank_ends_the_others_although_their_main_threads_are_block
 
 def test_the_end_of_a_rank_is_noticed_where_a_process_that_it_has_forked_lives_on(start, port):
     first = start(BLOCK, 0, port)
-    second = start(f"""if os.fork() == 0:\n    {BLOCK}\n{BLOCK}""", 1, port)
+    second = start(f"if os.fork() == 0: time.sleep(60)\n{BLOCK}", 1, port)
     wait_for_links(port, 1)
+    children = descendants(second.pid)
     second.kill()
     assert first.wait(60) == 3
+    kill(children)
 
 
 def test_the_loss_of_rank_0_ends_the_others(start, port):
