@@ -273,10 +273,9 @@ class FusedChunk(BoundedChunk):
         )
 
 
-def plain_chunk_type(margin: Margin, product_dtype: torch.dtype | None) -> type[Chunk]:
+def plain_chunk_type(margin: Margin) -> type[Chunk]:
     """Return how PyTorch's operations compute the chunks: without a running maximum where the logits permit it."""
-    # float16 has not the range of exp(z).
-    return BoundedChunk if _is_bounded(margin) and product_dtype != torch.float16 else Chunk
+    return BoundedChunk if _is_bounded(margin) else Chunk
 
 
 def fused_chunks_available(device: torch.device, margin: Margin, product_dtype: torch.dtype | None) -> bool:

@@ -428,7 +428,7 @@ class PartialFC(BaseHead):
             margin=self.margin,
             group=self.group,
             classes_per_chunk=self.classes_per_chunk(global_batch),
-            chunk_type=self.chunk_type or plain_chunk_type(self.margin, product_dtype),
+            chunk_type=self.chunk_type or plain_chunk_type(self.margin),
             keeps_exponentials=self._keeps_exponentials(sampled.size * len(unit_GD), product_dtype),
             take_gradient=self._take_gradient(sampled) if gradient is None else gradient.add,
             count_nearest=self._nearest.add if self.counts_nearest else None,
