@@ -180,8 +180,10 @@ class _CrossEntropy(torch.autograd.Function):
             is_nearest_G = target.is_local_G & (target.cos_G * sweep.margin.scale >= largest_G)
             sweep.count_nearest(is_nearest_G.sum(), len(is_nearest_G))
         loss = (loss_G * (1 / len(loss_G))).sum()
+        ctx.penalty_slope_G = None
         if norm_G is not None and (penalty := sweep.margin.norm_penalty(norm_G)):
             loss += penalty[0].mean()
+            ctx.penalty_slope_G = penalty[1]
         # The finite flag stays on the device, where the update reads it.
         # The parameter is saved so that autograd refuses a backward pass after a change of it.
         ctx.save_for_backward(unit_GD, norm_G, factor_GD, logit_G, loss_G, torch.isfinite(loss), weight_KD)
@@ -224,7 +226,7 @@ class _CrossEntropy(torch.autograd.Function):
             slope_G = (-loss_G).exp() - (ctx.first_loss_G - loss_G).exp()
         by_margin_G = slope_G * by_cos
         by_target_G = torch.where(target.is_local_G, by_margin_G * target.with_margin.by_cos_G, 0)
-        grad_norm_G = _norm_gradient(norm_G, by_margin_G, target, sweep, grad_loss)
+        grad_norm_G = _norm_gradient(norm_G, by_margin_G, target, ctx.penalty_slope_G, grad_loss)
         # A margin can have a finite value and a slope that is not, which the update would write into the centers while
         # the backbone skips the step.
         finite = finite & by_target_G.isfinite().all()
@@ -294,7 +296,11 @@ def exchange_statistics(
 
 
 def _norm_gradient(
-    norm_G: Tensor | None, by_margin_G: Tensor, target: TargetClass, sweep: ClassSweep, grad_loss: Tensor
+    norm_G: Tensor | None,
+    by_margin_G: Tensor,
+    target: TargetClass,
+    penalty_slope_G: Tensor | None,
+    grad_loss: Tensor,
 ) -> Tensor | None:
     """Return the gradient of the embeddings' norms, of each sample once: on the rank of its target class."""
     if norm_G is None:
@@ -302,6 +308,6 @@ def _norm_gradient(
     grad_G = torch.zeros_like(norm_G)
     if target.with_margin.by_norm_G is not None:
         grad_G += by_margin_G * target.with_margin.by_norm_G
-    if penalty := sweep.margin.norm_penalty(norm_G):
-        grad_G += penalty[1] * grad_loss / len(norm_G)
+    if penalty_slope_G is not None:
+        grad_G += penalty_slope_G * grad_loss / len(norm_G)
     return torch.where(target.is_local_G, grad_G, 0)
