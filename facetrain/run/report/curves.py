@@ -34,8 +34,13 @@ _LABEL_HEIGHT, _FRAME_HEIGHT = 0.22, 0.6
 PANELS = ("loss", _ACCURACY, "lr", "images_per_s")
 _COLOR = "#3b82c4"
 """Of a single curve: a blue that is legible on a light and on a dark page."""
-_LINES = ("-", "--", ":", "-.")
 _MARKS: dict[str, Any] = {"marker": "o", "markersize": 3}
+_STYLES: list[dict[str, Any]] = [
+    {"linestyle": line, "marker": marker, "markersize": 3}
+    for marker in "os^D"
+    for line in ("-", "--", ":", "-.")
+]
+"""Of the verification sets where a color is a run."""
 
 
 def draw_curve(
@@ -112,11 +117,11 @@ def _compare_accuracies(axes: Any, runs: Mapping[str, History]) -> None:
     for (run, history), color in zip(runs.items(), _colors(len(runs)), strict=True):
         if history.sets:
             axes.plot([], [], color=color, label=curve_label(run))
-        for name, line in zip(sets, cycle(_LINES), strict=False):
+        for name, style in zip(sets, cycle(_STYLES), strict=False):
             if name in history.sets:
-                axes.plot(*_accuracies(history, name), color=color, linestyle=line, **_MARKS)
-    for name, line in zip(sets, cycle(_LINES), strict=False):
-        axes.plot([], [], color="black", linestyle=line, label=curve_label(name))
+                axes.plot(*_accuracies(history, name), color=color, **style)
+    for name, style in zip(sets, cycle(_STYLES), strict=False):
+        axes.plot([], [], color="black", label=curve_label(name), **style)
 
 
 def _accuracies(history: History, name: str) -> tuple[list[int], list[float]]:
