@@ -99,12 +99,11 @@ def write_faces(
 
 def split_faces(request: Request, place: Workplace, say: Callable[[str], None], bar: Bar) -> None:
     """Write the parts of the faces: for training, held out, and set aside."""
+    if place.held_out.parent.exists():
+        return
     selection = select_all(place.faces)
     source = selection.source
     different, disputed = different_images(map(source.read, range(source.num_images)), source.labels)
-    require_enough(source.labels[different], request.photos)
-    if place.held_out.parent.exists():
-        return
     if len(disputed):
         names = (image_name(source, number) for number in disputed.tolist())
         say(
@@ -114,6 +113,7 @@ def split_faces(request: Request, place: Workplace, say: Callable[[str], None], 
     if copies := source.num_images - len(different) - len(disputed):
         copied = count_text(copies, "image that is a copy of another", "images that are copies of others")
         say(f"left out {copied}: the held-out images have to be new ones")
+    require_enough(source.labels[different], request.photos)
     part_N = split_photos(source.labels[different], seed=request.seed)
     parts = {
         path.name: selection.part(different[part_N == part])
