@@ -16,6 +16,7 @@ from facetrain.data.column_cache import Columns
 from facetrain.data.formats.base import CatalogDataset, Format
 from facetrain.data.formats.labels import require_names
 from facetrain.data.formats.names import SUFFIXES
+from facetrain.data.formats.shard_names import split_of
 from facetrain.data.images.header import IMAGE_SUFFIXES, is_image_name, size_fault
 from facetrain.data.skipped_files import SkippedFile
 from facetrain.errors import DataError, UnreadableError
@@ -151,8 +152,9 @@ def _other_inputs(folder: Path, skipped: Sequence[SkippedFile]) -> str:
     lists = sorted(file.name for file in skipped if file.name.endswith(SUFFIXES["image_list"]))
     datasets = _subfolders(file for file in skipped if file.name.lower().endswith(_DATASET_FILES))
     parts = datasets or _subfolders(file for file in skipped if file.kind == "nested")
-    if "train" in parts:  # beside test or validation
-        parts = ["train"]
+    of_training = [part for part in parts if split_of(part).startswith("train")]
+    if len(of_training) == 1:  # beside test or validation
+        parts = of_training
     elif lists and not datasets:
         return f"if {lists[0]} lists images and their people, give {folder / lists[0]}"
     if len(parts) == 1:

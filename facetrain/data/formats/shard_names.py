@@ -15,10 +15,16 @@ _OF_COUNT = re.compile(r"(?P<before>.*?)(?P<number>\d{5,})(?P<after>-of-(?P<coun
 _PADDED = re.compile(r"(?P<before>.*?)(?P<number>\d{3,})(?P<after>(?P<count>)\D*)", re.ASCII)
 """shard-000000.tar: numbers of equal width, of which one begins with a zero; others may be dates or sizes."""
 _SPLIT = re.compile(
-    r"(?:.*?[-_.])??(train(?:ing)?|test(?:ing)?|validation|valid|val|dev|eval(?:uation)?)(?=[-_.\d]).*",
+    r"(?:.*[-_.])?(train(?:ing)?|test(?:ing)?|validation|valid|val|dev|eval(?:uation)?)(?:[-_.\d].*)?",
     re.IGNORECASE,
 )
-"""train.parquet, val-000000.tar, train.clean-00000-of-00001.parquet: the name has the word of a split."""
+"""train.parquet, faces_val-000000.tar, train.clean-00000-of-00001.parquet: the last word of a split counts."""
+
+
+def split_of(name: str) -> str:
+    """Return the word of the split in the name of a file or folder, in lower case; empty without one."""
+    match = _SPLIT.fullmatch(name)
+    return match[1].lower() if match else ""
 
 
 def training_shards(paths: list[Path]) -> tuple[list[Path], list[SkippedFile]]:
@@ -29,10 +35,10 @@ def training_shards(paths: list[Path]) -> tuple[list[Path], list[SkippedFile]]:
     Raises:
         DataError: no split of several is the one to train on, or the number of a shard is missing.
     """
-    split_of = {path: match[1].lower() for path in paths if (match := _SPLIT.fullmatch(path.name))}
-    splits = set(split_of.values())
-    others = {path for path, split in split_of.items() if len(splits) > 1 and not split.startswith("train")}
-    if others and len(others) == len(split_of):
+    split = {path: word for path in paths if (word := split_of(path.name))}
+    splits = set(split.values())
+    others = {path for path, word in split.items() if len(splits) > 1 and not word.startswith("train")}
+    if others and len(others) == len(split):
         raise DataError(
             f"{paths[0].parent}: has the splits {listed(sorted(splits))}, and none of them is 'train'; give a folder "
             "with one split"

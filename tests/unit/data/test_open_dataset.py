@@ -134,6 +134,7 @@ def test_folders_of_folders_of_identities_are_refused_with_a_mixture_that_opens(
     ("files", "part"),
     [(["lfw/ann/1.png", "lfw/bob/1.png", "notes"], "lfw"),
      (["train/ann/1.png", "val/ann/1.png", "classes.txt"], "train"),
+     (["Training/ann/1.png", "Test/ann/1.png"], "Training"),
      (["train/train.rec", "validation/train.rec"], "train"),
      (["README.txt", "data/train-00000-of-00001.parquet"], "data"), (["lmdb/data.mdb", "figures/ann/1.png"], "lmdb")],
 )  # fmt: skip
