@@ -235,10 +235,12 @@ def _color_order(program: str, path: Path) -> str:
             return str(channels)
     if usual:
         return usual
+    # Without the class centers, MagFace's names are those of any module with a part `features`.
+    magface = f"; if it is MagFace's, give the file that has {_MAGFACE_CENTERS}, too" * (program == "IResNet")
     raise ModelError(
         f"{path}: does not state whether its network takes RGB or BGR images; download CVLface's model.yaml or "
         f"config.json with it, or write {files[0].name} beside it with the line `color_space: RGB` or `BGR`, as the "
-        "model's page states (AdaFace, InsightFace_Pytorch: BGR; face.evoLVe: RGB)"
+        f"model's page states (AdaFace, InsightFace_Pytorch: BGR; face.evoLVe: RGB){magface}"
     )
 
 
