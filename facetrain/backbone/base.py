@@ -70,21 +70,35 @@ class Backbone(nn.Module):
 
         The method may take further tensors after the first one.
         With `train.compile` each of these methods is compiled on its own; modules with the same code share one
-        compilation.
+        compilation. The base class yields the trunk as a whole.
         """
-        raise NotImplementedError
+        yield self, "trunk"
 
     def layer_prefixes(self) -> list[tuple[str, ...]]:
         """Return the prefixes of the parameter names of each layer, from the image on.
 
         A layer is the stem, or a block of the trunk. All other parameters belong to the last layer: the norm at the
-        end of the trunk, and the neck.
+        end of the trunk, and the neck. The base class takes each child with a weight matrix for a layer, and the last
+        one for the last layer. They are children of the backbone, or of its only such child, and so on.
         """
-        raise NotImplementedError
+        prefix, children = "", _children_with_matrices(self)
+        while len(children) == 1:
+            [(name, child)] = children.items()
+            prefix, children = f"{prefix}{name}.", _children_with_matrices(child)
+        return [(f"{prefix}{name}.",) for name in list(children)[:-1]]
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
         """Map normalized images (B, 3, H, W) to embeddings (B, D)."""
         return self.neck(self.trunk(image_BCHW))
+
+
+def _children_with_matrices(module: nn.Module) -> dict[str, nn.Module]:
+    # A batch norm after the layer of the embeddings is no layer of its own.
+    return {
+        name: child
+        for name, child in module.named_children()
+        if any(parameter.dim() > 1 for parameter in child.parameters())
+    }
 
 
 @contextmanager

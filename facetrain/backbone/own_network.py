@@ -57,21 +57,6 @@ class OwnNetwork(Backbone):
         """Yield the whole network."""
         yield self.network, "forward"
 
-    def layer_prefixes(self) -> list[tuple[str, ...]]:
-        """Return the names of all children with parameters but the last, which holds the last layer.
-
-        They are those of the network, or of its only child that has parameters, and so on.
-        """
-        prefix, children = "network.", _children_with_parameters(self.network)
-        while len(children) == 1:
-            [(name, child)] = children.items()
-            prefix, children = f"{prefix}{name}.", _children_with_parameters(child)
-        return [(f"{prefix}{name}.",) for name in list(children)[:-1]]
-
-
-def _children_with_parameters(module: nn.Module) -> dict[str, nn.Module]:
-    return {name: child for name, child in module.named_children() if any(True for _ in child.parameters())}
-
 
 def build_own(part: Callable[..., Any], own: dict[str, Any], **options: Any) -> Backbone:
     """Build a backbone by a function or class of the user.

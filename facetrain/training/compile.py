@@ -73,7 +73,7 @@ class _Region:
         )
         self._was_called = False
 
-    def __call__(self, *inputs: Tensor) -> Tensor:
+    def __call__(self, *inputs: Tensor, **keys: Tensor) -> Tensor:
         """Map (B, …), and the further inputs of the method, to (B, …).
 
         Raises:
@@ -81,17 +81,17 @@ class _Region:
         """
         # Verification has other batch sizes and uses the network for seconds: compiling would take longer.
         if not (self._module.training and torch.is_grad_enabled()):
-            return self._uncompiled(*inputs)
+            return self._uncompiled(*inputs, **keys)
         # The first call starts torch's compiler, which ignores no signal to the process group but Ctrl-C.
         ignoring = nullcontext() if self._was_called else signals_blocked(*GROUP_SIGNALS)
         self._was_called = True
         try:
             with ignoring:
-                return self._compiled(*inputs)
+                return self._compiled(*inputs, **keys)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:  # among them all errors of torch's compiler
-            self._uncompiled(*inputs)  # raises the same error if the network is at fault
+            self._uncompiled(*inputs, **keys)  # raises the same error if the network is at fault
             reason = f"{type(error).__name__}: {error_reason(error)}"
             raise RunError(
                 f"train.compile: the compiler failed on {socket.gethostname()} ({reason}); install a C++ compiler, or "

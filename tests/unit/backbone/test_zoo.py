@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from facetrain.backbone.base import Backbone
 from facetrain.backbone.own_network import OwnNetwork, build_own
 from facetrain.backbone.registry import BACKBONES
 from facetrain.backbone.zoo import build_backbone, build_on_meta
@@ -124,6 +125,22 @@ def test_a_network_without_memory_is_built_without_the_compiler_which_takes_a_se
 def test_the_scale_of_the_last_batch_norm_is_not_trained():
     net = build_backbone("iresnet", image_size=64, **SMALL)
     assert [name for name, p in net.named_parameters() if not p.requires_grad] == ["features.weight"]
+
+
+def test_a_backbone_of_ones_own_needs_a_trunk_and_a_neck_alone():
+    class Halves(Backbone):
+        def __init__(self, **options):
+            super().__init__(**options)
+            self.conv, self.fc = nn.Conv2d(3, 4, 3), nn.Linear(4, self.embedding_size)
+
+        def trunk(self, image_BCHW):
+            return self.conv(image_BCHW).mean((2, 3))
+
+        def neck(self, feature):
+            return self.fc(feature)
+
+    net = Halves(embedding_size=8, image_size=16)
+    assert net.layer_prefixes() == [("conv.",)] and list(net.regions()) == [(net, "trunk")]
 
 
 def test_a_network_of_ones_own_is_not_computed_again_as_a_whole():

@@ -139,6 +139,12 @@ def test_the_last_layer_of_an_own_network_is_found_in_an_only_child_and_before_l
         assert hidden_weights(backbone, backbone.layer_prefixes()) == {layers[0].weight}
 
 
+def test_a_batch_norm_at_the_end_of_an_own_network_is_not_its_last_layer():
+    layers = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 4), nn.BatchNorm1d(4)]
+    backbone = OwnNetwork(nn.Sequential(*layers), embedding_size=4, image_size=3)
+    assert hidden_weights(backbone, backbone.layer_prefixes()) == {layers[0].weight}
+
+
 def test_the_search_for_hidden_weights_changes_no_buffer_of_a_parametrization():
     network = nn.Sequential(spectral_norm(nn.Linear(4, 3)), nn.Linear(3, 3), nn.Linear(3, 2))
     before = [buffer.clone() for buffer in network.buffers()]
