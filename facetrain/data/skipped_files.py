@@ -24,6 +24,7 @@ SKIP_KINDS = {
     "repeated": "lines that repeat an image",
     "unreadable": "images that cannot be read",
     "no_face": "images without a face or its landmarks",
+    "equal": "images that are equal to another one",
 }
 """Reasons to leave out a file, and their description in a summary."""
 _FOLDERS = ("nested", "empty")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.dataset import FaceDataset, identity_name, skipped_files
+from facetrain.data.dataset import FaceDataset, identity_name, image_name, skipped_files
 from facetrain.data.dataset_card import read_cards
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.images.header import flat_blocks_in_zeros
@@ -126,7 +126,8 @@ def check(
         if not keep.any():
             raise DataError(f"{folder}: every image has a fault; there is nothing to write")
         good_N = image_N[keep]
-        copy = Selection(source, cards, good_N["number"], good_N["label"], None)
+        skipped = [*skipped_files(source), *_left_out(source, image_N["number"], keep, faults)]
+        copy = Selection(source, cards, good_N["number"], good_N["label"], None, skipped=skipped)
         lost = write_dataset(copy, repair, workers=workers, progress=writing).lost_identities
     identities = len(distinct(image_N["label"]))
     return CheckReport(decoded, identities, faults, int(keep.sum()), skipped_files(source), lost)
@@ -180,6 +181,20 @@ def _check_equal_images(
     keep[rows[1:]] = False
     for other in others:
         yield DataFault("duplicate", f"{other}: equal to {first}")
+
+
+def _left_out(
+    source: FaceDataset, number_N: np.ndarray, keep_N: np.ndarray, faults: list[DataFault]
+) -> Iterator[SkippedFile]:
+    """Yield the images that a clean copy leaves out; `number_N` has those that can be decoded."""
+    damaged = np.setdiff1d(np.arange(source.num_images), number_N).tolist()
+    messages = [fault.message for fault in faults if fault.kind == "image"]  # in the order of the images
+    for number, message in zip(damaged, messages, strict=True):
+        yield SkippedFile(image_name(source, number), "unreadable", message)
+    for number in number_N[~keep_N].tolist():
+        yield SkippedFile(
+            image_name(source, number), "equal", f"{source.location(number)}: equal to another image"
+        )
 
 
 def _identities(label_N: np.ndarray, announced: int) -> Iterator[DataFault]:

@@ -6,6 +6,7 @@ from facetrain.data.dataset import image_landmarks
 from facetrain.data.formats.landmark_file import write_landmarks
 from facetrain.data.formats.recordio import RecordHeader, RecordWriter
 from facetrain.data.open_dataset import open_dataset
+from facetrain.data.skipped_files import read_skipped_table
 from facetrain.data.tools.check import check
 from facetrain.data.tools.inspect import describe_images
 from facetrain.data.tools.sample_pairs import sample_pairs
@@ -47,6 +48,9 @@ def test_damaged_images_are_listed_and_left_out_of_the_clean_copy(tmp_path):
     assert clean.labels.tolist() == [0, 1]
     assert [clean.read(0), clean.read(1)] == [encoded_image(0), encoded_image(3)]
     assert check(tmp_path / "clean").faults == []
+    skipped = read_skipped_table(tmp_path / "clean" / "skipped.csv")
+    assert [one[:2] for one in skipped] == [("1", "unreadable"), ("2", "unreadable")]
+    assert [one.reason for one in skipped] == messages(found, "image")
 
 
 def test_equal_images_are_duplicates_in_one_identity_and_conflicting_labels_in_several(tmp_path):
@@ -55,6 +59,8 @@ def test_equal_images_are_duplicates_in_one_identity_and_conflicting_labels_in_s
     assert kinds(found) == ["conflicting_labels", "duplicate"] and not found.damaged
     assert "identities 1, 2" in messages(found, "conflicting_labels")[0]
     assert open_dataset(tmp_path / "clean").labels.tolist() == [0, 0, 1]
+    skipped = read_skipped_table(tmp_path / "clean" / "skipped.csv")
+    assert [one[:2] for one in skipped] == [(str(number), "equal") for number in (1, 3, 4)]
 
 
 def test_landmarks_that_do_not_fit_are_a_fault_and_not_in_the_clean_copy(tmp_path):
