@@ -75,7 +75,7 @@ def test_every_transformation_keeps_the_names(photos, tmp_path):
     assert (
         sorted(names_of(tmp_path / "two" / "train") + names_of(tmp_path / "two" / "validation")) == expected
     )
-    merge([data, data], tmp_path / "merged")
+    merge([data, shutil.copytree(data, tmp_path / "copy")], tmp_path / "merged")
     assert {identity for identity, _ in names_of(tmp_path / "merged")} == {
         "007", "007_3", "Ann Lee", "Ann Lee_4", "Bö", "Bö_5",
     }  # fmt: skip

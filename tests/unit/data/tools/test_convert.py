@@ -139,11 +139,13 @@ def test_names_with_outer_white_space_are_found_again_in_shards(tmp_path):
 
 
 def write_people(tmp_path):
-    (tmp_path / "a.txt").write_text("1.png\tann\n2.png\tbob\n")
+    lists = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    for path in lists:
+        path.write_text("1.png\tann\n2.png\tbob\n")
     for number in (1, 2):
         (tmp_path / f"{number}.png").write_bytes(encoded_image(number))
-    merge([tmp_path / "a.txt", tmp_path / "a.txt"], tmp_path / "twice")
-    return tmp_path / "a.txt", tmp_path / "twice"
+    merge(lists, tmp_path / "twice")
+    return lists[0], tmp_path / "twice"
 
 
 def test_a_converted_dataset_says_if_its_folders_have_another_order(tmp_path):

@@ -1,3 +1,5 @@
+import shutil
+
 import cv2
 import numpy as np
 import pytest
@@ -166,7 +168,7 @@ def test_images_of_a_packed_dataset_keep_their_names_or_are_named_by_numbers(dat
 
 
 def test_landmarks_of_a_name_that_two_images_have_are_refused(dataset, tmp_path):
-    merge([dataset, dataset], tmp_path / "twice")
+    merge([dataset, shutil.copytree(dataset, tmp_path / "copy")], tmp_path / "twice")
     points = write_csv(tmp_path / "a.csv", NAMES)
     with pytest.raises(DataError, match="--detector"):
         pack(tmp_path / "twice", tmp_path / "out", landmarks=points)
