@@ -32,8 +32,8 @@ _MOVES = frozenset({
 them, for example an exchange of red and blue."""
 _ARITHMETIC = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div"}
 """Operations of `Affine.then` by the operator that can apply a number."""
-_ARITHMETIC_OF_INTEGERS = frozenset({"QLinearAdd", "QLinearMul"})
-"""Operators of onnxruntime for the same in a quantized network; their numbers are not read."""
+_OTHER_ARITHMETIC = frozenset({"Neg", "Pow", "QLinearAdd", "QLinearMul", "Sum"})
+"""Operators whose numbers are not read; two are of onnxruntime, for quantized networks."""
 
 
 def _add(node: Node) -> Layer | None:
@@ -267,7 +267,7 @@ def _of_first_layers(onnx: Any, model: Any, path: Path) -> list[Affine]:
                 images |= dict.fromkeys(node.output, images[source])
             elif given:
                 constants[node.output[0]] = given[0]
-        elif source is not None and (operation or node.op_type in _ARITHMETIC_OF_INTEGERS):
+        elif source is not None and (operation or node.op_type in _OTHER_ARITHMETIC):
             number = _number(onnx, given[0], path.parent) if operation and given else math.nan
             # The number comes first: number − x, or number / x.
             if source != node.input[0] and operation in ("sub", "div"):

@@ -151,8 +151,16 @@ def test_numbers_that_the_file_computes_normalize_pixels(tmp_path, place):
     torch.testing.assert_close(found, ((x - 127.5) / 128).relu().flatten(1))
 
 
-def test_arithmetic_on_the_integers_of_a_quantized_image_needs_metadata(tmp_path):
-    nodes = [("QuantizeLinear", ("x", *STEP)), ("QLinearMul", ("x", *STEP, STEP[1], *STEP, *STEP))]
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [("QuantizeLinear", ("x", *STEP)), ("QLinearMul", ("x", *STEP, STEP[1], *STEP, *STEP))],
+        [("Sum", ("x", constant(-127.5))), ("Div", ("x", constant(127.5)))],
+        [("Neg", ("x",))],
+        [("Pow", ("x", constant(2)))],
+    ],
+)
+def test_arithmetic_whose_numbers_are_not_read_needs_metadata(tmp_path, nodes):
     path = write_graph(tmp_path / "m.onnx", nodes, inputs=FLOAT_IMAGE)
     with pytest.raises(ModelError, match=r" x · nan .*metadata"):
         open_model(path, CPU)
