@@ -12,10 +12,6 @@ from torch import Tensor
 from facetrain.errors import ModelError
 from facetrain.models.layer_graph import IMAGE, Layer, LayerGraph
 
-_IDENTITIES = ("identity", "flatten")
-"""Kinds of layers that change no number. A change of shape counts as none: the shapes of the weights determine what
-the layers take."""
-
 
 @dataclass(frozen=True)
 class Affine:
@@ -88,10 +84,10 @@ def backbone_form(graph: LayerGraph, image_of_pixel: Affine) -> LayerGraph:
         first = layer.sources[0] if layer.sources else None
         if first in images and "number" in layer.options:
             images[name] = images[first].then(layer.options["operation"], layer.options["number"])
-        elif first in images and layer.kind in (*_IDENTITIES, "Transpose"):
+        elif first in images and layer.kind in ("identity", "Transpose"):
             # A transpose of the image only moves the channels: exporters write it for inputs (N, H, W, 3).
             images[name] = images[first]
-        elif first is not None and layer.kind in _IDENTITIES:
+        elif first is not None and layer.kind == "identity":
             names[name] = names.get(first, first)
         else:
             layers[name] = replace(

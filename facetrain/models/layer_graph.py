@@ -24,8 +24,9 @@ class Layer:
     """A layer of a network. It computes one value, whose name identifies the layer in its graph."""
 
     kind: str
-    """`conv`, `linear`, `norm`, `prelu`, `maximum` (max(x, weight · x)), `add`, `identity` or `flatten`; otherwise the
-    file's name for an operator that no backbone has."""
+    """`conv`, `linear`, `norm`, `prelu`, `maximum` (max(x, weight · x)), `add`, or `identity`, which changes no number;
+    otherwise the file's name for an operator that no backbone has. A change of shape counts as `identity`: the shapes
+    of the weights determine what the layers take."""
     sources: tuple[str, ...]
     """Names of the values that the layer takes."""
     weights: dict[str, Tensor] = field(default_factory=dict)

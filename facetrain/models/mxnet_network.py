@@ -148,9 +148,9 @@ _OPERATORS: dict[str, Callable[[Node], Layer | None]] = {
     "BatchNorm": _batch_norm,
     "LeakyReLU": _leaky_relu,
     "FullyConnected": _fully_connected,
-    "Flatten": lambda node: Layer("flatten", node.sources),
     **dict.fromkeys(
-        ("Dropout", "identity", "_copy", "BlockGrad"), lambda node: Layer("identity", node.sources)
+        ("Dropout", "Flatten", "identity", "_copy", "BlockGrad"),
+        lambda node: Layer("identity", node.sources),
     ),
     # MXNet has renamed its arithmetic operators; files have every name.
     **dict.fromkeys(("Cast", "cast", "amp_cast"), _cast),
