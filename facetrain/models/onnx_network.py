@@ -56,11 +56,12 @@ class OnnxNetwork(nn.Module):
         batch, width = next(iter(image.shape), None), next(iter(embedding.shape[1:]), None)
         # A free size is a name or None. For one of 0, onnxruntime says what is wrong.
         self._batch = batch if isinstance(batch, int) and batch > 0 else None
-        self.embedding_size = width if isinstance(width, int) else 0
         self.metadata = parse_metadata(session.get_modelmeta().custom_metadata_map)
         """Metadata that `facetrain export` wrote: `backbone`, `preprocessing`, `config`."""
         self.mean_and_scale: tuple[float, float] = (0, 1)
         """The mean and the scale of the input (pixels − mean) / scale that the graph takes."""
+        blank = torch.zeros(1, 3, self.image_size, self.image_size)
+        self.embedding_size = width if isinstance(width, int) else self(blank).shape[1]
 
     def forward(self, image_BCHW: Tensor, landmarks_B52: Tensor | None = None) -> Tensor:
         """Map images to the first output of the session, on the device of the images.

@@ -38,16 +38,12 @@ class LiveTeacher:
         self,
         model: EmbeddingModel,
         digest: str,
-        device: torch.device,
         autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        """Take a model in evaluation mode on the device, and the context that it computes in."""
+        """Take a model in evaluation mode, on the device of the images, and the context that it computes in."""
         self._model, self._autocast, self.digest = model, autocast, digest
+        self.embedding_size = model.embedding_size
         model.network.requires_grad_(False)
-        size = model.image_size
-        with torch.no_grad():  # an ONNX file may not state the length of its embeddings
-            image = self._prepared(torch.zeros(1, 3, size, size, device=device))
-            self.embedding_size = model.network(image).shape[1]
 
     @torch.no_grad()
     def __call__(self, batch: Batch, image_BCHW: Tensor) -> Tensor:

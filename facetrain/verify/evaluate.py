@@ -7,8 +7,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from facetrain.backbone.base import evaluation_mode
 from facetrain.device.capability import float32_name
 from facetrain.distributed.agreement import fail_together
@@ -88,7 +86,7 @@ def evaluate(
             other = open_one(against) if against is not None and scores is None else None
             gallery = None if gallery_model is None else open_one(gallery_model)
             if gallery is not None:
-                _require_same_size(str(gallery_model), gallery, opened, world.device)
+                _require_same_size(str(gallery_model), gallery, opened)
             sets = {target.name: target for target in open_sets(targets, data_dir)}
             if options.slice_fmr is not None and not any(isinstance(one, PairSet) for one in sets.values()):
                 raise UsageError("--slice-fmr needs a set of pairs: IJB and TinyFace have no slices")
@@ -154,19 +152,16 @@ def evaluate_scores(scores: Path, *, against: Path | None = None, options: Evalu
     return evaluation.compared_with(str(against), {name: scores_result(other, NO_SLICES, options)})
 
 
-def _require_same_size(
-    path: str, gallery: EmbeddingModel, probe: EmbeddingModel, device: torch.device
-) -> None:
+def _require_same_size(path: str, gallery: EmbeddingModel, probe: EmbeddingModel) -> None:
     """Check that the embeddings of the model of the galleries, at `path`, have the size of those of the model `probe`.
 
     Raises:
         ModelError: they have another size.
     """
-    entry_size, probe_size = (_embedding_size(each, device) for each in (gallery, probe))
-    if entry_size != probe_size:
+    if gallery.embedding_size != probe.embedding_size:
         raise ModelError(
-            f"{path}: has embeddings of size {entry_size}, and the evaluated model of size {probe_size}; they cannot "
-            "be compared"
+            f"{path}: has embeddings of size {gallery.embedding_size}, and the evaluated model of size "
+            f"{probe.embedding_size}; they cannot be compared"
         )
 
 
@@ -175,15 +170,6 @@ def _warn_of_doubtful_sets(sets: dict[str, AnySet], opened: EmbeddingModel, *oth
         warn_of_doubts(target, opened.image_size)
     of_pairs = [target for target in sets.values() if isinstance(target, PairSet)]
     warn_of_training_images(of_pairs, [model.metadata for model in (opened, *others)])
-
-
-@torch.no_grad()
-def _embedding_size(opened: EmbeddingModel, device: torch.device) -> int:
-    """Return the length of a model's embeddings, by a black image if an ONNX file does not state it."""
-    if opened.embedding_size:
-        return opened.embedding_size
-    pixels = torch.zeros(1, opened.image_size, opened.image_size, 3, dtype=torch.uint8, device=device)
-    return int(opened.network(opened.prepare(pixels)).shape[1])
 
 
 def _only_set_of_pairs(sets: dict[str, AnySet], table: Path) -> PairSet:

@@ -50,7 +50,7 @@ def build_distillation(
         path = local_path(distill.teacher)
         model = open_model(path, world.device)
         autocast = autocast_for(config.train.precision, world.device)
-        teacher = LiveTeacher(model, digest_model(model, path), world.device, autocast)
+        teacher = LiveTeacher(model, digest_model(model, path), autocast)
     else:
         teacher = open_cache(config, source, build_augment(config))
     centers: Head | None = None

@@ -107,6 +107,12 @@ def test_a_graph_that_normalizes_exactly_as_published_networks_gets_pixels(tmp_p
     torch.testing.assert_close(found, expected(x).relu().flatten(1), rtol=1e-5, atol=1e-5)
 
 
+def test_the_length_of_the_embeddings_is_known_of_a_file_that_does_not_state_it(tmp_path):
+    path = write_graph(tmp_path / "m.onnx", [], inputs=(1, ["batch", 3, "height", "width"]))
+    opened = open_model(path, CPU)
+    assert (opened.image_size, opened.embedding_size) == (112, 3 * 112 * 112)
+
+
 def test_the_operator_that_takes_pixels_before_they_are_centered_is_named(tmp_path):
     path = write_graph(tmp_path / "m.onnx", [RED_LAST, *CENTER], inputs=FLOAT_IMAGE)
     with pytest.raises(ModelError, match="its first layer, Slice, takes pixels times 1 plus 0"):

@@ -93,7 +93,7 @@ def network():
 def test_a_live_teacher_embeds_what_the_student_sees_and_does_not_change(network, tmp_path):
     save_model(tmp_path / "t.safetensors", network.state_dict(), describe_backbone("iresnet", **TINY))
     model = open_model(tmp_path / "t.safetensors", CPU)
-    teacher = LiveTeacher(model, digest_model(model, tmp_path / "t.safetensors"), CPU)
+    teacher = LiveTeacher(model, digest_model(model, tmp_path / "t.safetensors"))
     image = torch.randn(3, 3, 32, 32).clamp(-1, 1)
     before = teacher.digest
     embedding = teacher(None, image)
@@ -115,11 +115,11 @@ def test_a_teacher_gets_its_own_colors_scale_and_size(network):
     def blue_first(image_BHWC):
         return image_BHWC.flip(3).permute(0, 3, 1, 2).float()
 
-    teacher = LiveTeacher(EmbeddingModel(Recorder(), 32, 0, blue_first, "raw"), "x", CPU)
+    teacher = LiveTeacher(EmbeddingModel(Recorder(), 32, 5, blue_first, "raw"), "x")
     pixels = torch.randint(0, 256, (2, 32, 32, 3), dtype=torch.uint8)
     assert teacher(None, normalize(pixels)).shape == (2, 5) and teacher.embedding_size == 5
     assert torch.equal(seen[-1], pixels.flip(3).permute(0, 3, 1, 2).float())
-    smaller = LiveTeacher(EmbeddingModel(Recorder(), 16, 0, normalize, "small"), "x", CPU)
+    smaller = LiveTeacher(EmbeddingModel(Recorder(), 16, 5, normalize, "small"), "x")
     smaller(None, normalize(pixels))
     assert seen[-1].shape == (2, 3, 16, 16)
 

@@ -84,7 +84,7 @@ def test_cached_embeddings_equal_those_of_the_flipped_images(taught, dataset):
     assert flip_B.any() and not flip_B.all()
     batch = batch_of(0, 2, pixels, torch.zeros(6), sample_B)
     image = augment(pixels, sample_B, 2)
-    expected = LiveTeacher(model, "", CPU)(batch, image)
+    expected = LiveTeacher(model, "")(batch, image)
     found = cached(taught, dataset, flips=augment.flips)(batch, image)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     plain = cached(taught, dataset, flips=Augment(5, flip=0).flips)(batch, image)

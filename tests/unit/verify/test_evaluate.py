@@ -133,14 +133,13 @@ def test_the_precision_of_an_onnx_file_is_its_own(model, tmp_path):
     )
 
 
-def test_the_embedding_size_of_a_network_that_does_not_state_it_is_found(model, tmp_path):
+def test_a_gallery_model_with_embeddings_of_another_size_is_refused(model, tmp_path):
     write_bin(tmp_path / "pairs.bin", IMAGES, [number % 2 == 0 for number in range(PAIRS)])
     write_model(tmp_path / "other.safetensors", options=SMALL | {"embedding_size": 8})
-    unstated = replace(open_model(model, torch.device("cpu")), embedding_size=0)
     options = {"options": WITHOUT_INTERVALS, "inference": CPU}
     with pytest.raises(ModelError, match=r"size 8\b.*size 16\b"):
-        evaluate(unstated, ["pairs"], tmp_path, gallery_model=tmp_path / "other.safetensors", **options)
-    mixed = evaluate(unstated, ["pairs"], tmp_path, gallery_model=model, **options)
+        evaluate(model, ["pairs"], tmp_path, gallery_model=tmp_path / "other.safetensors", **options)
+    mixed = evaluate(model, ["pairs"], tmp_path, gallery_model=model, **options)
     assert mixed.results["pairs"].metrics["auc"] == pytest.approx(
         evaluate(model, ["pairs"], tmp_path, **options).results["pairs"].metrics["auc"]
     )
