@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from facetrain.optim.settings import OptimSettings
@@ -111,28 +110,21 @@ class LearningCheck:
         weight_norm = self._where.weight_norm
         return weight_norm is not None and self._path < _LEAST_MOVEMENT * weight_norm
 
-    def _causes(self) -> Sequence[str]:
+    def _causes(self) -> list[str]:
         where = self._where
-        learning_rate = (
-            f"optim.lr {where.optim.lr:g} is too low or too high (published: 0.1 per 1,024 images for SGD, 0.001 for "
-            "AdamW)"
+        fault = (
+            f"too low: the weights of the backbone have moved by less than {_LEAST_MOVEMENT:.0%}"
+            if self._hardly_moves
+            else "too low or too high (published: 0.1 per 1,024 images for SGD, 0.001 for AdamW)"
         )
-        causes = [
-            learning_rate,
+        frozen = "model.freeze excludes almost all weights of the backbone, which has random weights"
+        images = where.normalized_images
+        norm = f"batch norm averages over {images:,} images (a larger batch, or model.batch_norm: sync)"
+        return [
+            *([frozen] if where.is_frozen else []),
+            *([norm] if images <= 4 else []),
+            f"optim.lr {where.optim.lr:g} is {fault}",
             "the labels do not belong to the images (`facetrain data check`)",
             "the images are empty or not normalized (`facetrain data inspect`)",
-            f"batch norm averages over {where.normalized_images:,} images (a larger batch, or model.batch_norm: sync)",
+            *([] if images <= 4 else [norm]),
         ]
-        # Certain causes first.
-        if where.normalized_images <= 4:
-            causes.insert(0, causes.pop())
-        if self._hardly_moves:
-            causes[causes.index(learning_rate)] = (
-                f"optim.lr {where.optim.lr:g} is too low: the weights of the backbone have moved by less than "
-                f"{_LEAST_MOVEMENT:.0%}"
-            )
-        if where.is_frozen:
-            causes.insert(
-                0, "model.freeze excludes almost all weights of the backbone, which has random weights"
-            )
-        return causes
