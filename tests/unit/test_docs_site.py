@@ -32,6 +32,7 @@ FILE_ENDINGS = (
     ".txt",
     ".pt",
     ".onnx",
+    ".parquet",
     ".safetensors",
     ".lock",
     ".yaml",
