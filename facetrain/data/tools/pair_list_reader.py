@@ -54,8 +54,10 @@ class ListedPair:
     """Names of the two people, as far as the form of the list has them."""
 
 
-def read_pairs(path: Path, images: Path | None) -> list[ListedPair]:
-    """Return the pairs of a list in its order; all image files exist.
+def read_pairs(path: Path, images: Path | None) -> tuple[list[ListedPair], int | None]:
+    """Return the pairs of a list in its order, and the number of pairs that its first line announces, if it has one.
+
+    All image files exist.
 
     Args:
         path: the list, or a split folder of CFP.
@@ -64,24 +66,20 @@ def read_pairs(path: Path, images: Path | None) -> list[ListedPair]:
     Raises:
         PairsError: a line has an unknown form, or an image is missing; the message has the line number.
     """
+    announced = None
     if path.is_dir():
         pairs = list(_read_cfp(path, images))
     elif images is None:
         raise PairsError(f"{path}: the folder of the images is not known; give it with --images")
     else:
         lines = _read_lines(path)
-        if _counts(lines):
-            lines = lines[1:]
+        if counts := _counts(lines):
+            # So many genuine pairs, and so many impostor pairs.
+            announced, lines = 2 * math.prod(counts), lines[1:]
         pairs = list(_reader(lines)(lines, images)) if lines else []
     if not pairs:
         raise PairsError(f"{path}: the list has no pairs")
-    return pairs
-
-
-def announced_pairs(path: Path) -> int | None:
-    """Return the number of pairs that the first line of a list announces; None for a list without such a line."""
-    counts = [] if path.is_dir() else _counts(_read_lines(path))
-    return 2 * math.prod(counts) if counts else None  # so many genuine pairs, and so many impostor pairs
+    return pairs, announced
 
 
 def _counts(lines: list[Line]) -> list[int]:

@@ -15,7 +15,7 @@ from facetrain.data.images.decode import decode_rgb, encode_png, resize_square
 from facetrain.data.pair_folds import fold_order
 from facetrain.data.tools.aligned_images import AlignedImages
 from facetrain.data.tools.landmark_finder import LandmarkFinder
-from facetrain.data.tools.pair_list_reader import announced_pairs, interleave_folds, read_pairs
+from facetrain.data.tools.pair_list_reader import interleave_folds, read_pairs
 from facetrain.data.tools.pair_writer import PairsToWrite, require_readable
 from facetrain.errors import PairsError
 from facetrain.files import os_errors_as, read_regular_text
@@ -54,7 +54,7 @@ def list_pairs(
     Raises:
         PairsError: a line has an unknown form, or an image is missing.
     """
-    pairs = read_pairs(list_path, images)
+    pairs, announced = read_pairs(list_path, images)
     pairs = [pairs[row] for row in fold_order(np.array([pair.same for pair in pairs], bool)).tolist()]
     paths = [path for pair in pairs for path in (pair.first, pair.second)]
     # One row for each file: an image of several pairs is searched for a face once.
@@ -72,7 +72,7 @@ def list_pairs(
     same = [pair.same for pair in pairs]
     subjects = [name for pair in pairs for name in pair.subjects]
     agree = contradicting_pair(subjects, same) is None
-    announced, remark = announced_pairs(list_path), ""
+    remark = ""
     if announced not in (None, len(pairs)):
         remark = (
             f"{list_path}: its first line announces {announced:,} pairs, and it has {len(pairs):,}; if it was cut off, "
