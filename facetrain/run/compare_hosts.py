@@ -65,12 +65,12 @@ def open_same_data(ranks: Ranks, plan: RunPlan, config: Config) -> RunData:
     for name, expected in plan.inputs.items():
         if own[name] == expected:
             continue
-        key, words = describe_difference(name, expected, own[name])
-        place = str(lookup(values, key))
+        keys, words = describe_difference(name, expected, own[name])
+        place = str(lookup(values, keys[0]))
         if places := places_by_input.get(name):
             place = ", ".join(places[each] for each in own[name] if own[name][each] != expected.get(each))
         raise UsageError(
-            f"{place} ({key}): other {words} than rank 0 on {ranks.place(0)} has; copy them to all hosts"
+            f"{place} ({', '.join(keys)}): other {words} than rank 0 on {ranks.place(0)} has; copy them to all hosts"
         )
     for key, digest in digest_weights(config).items() if plan.weights else ():
         if digest != plan.weights.get(key):

@@ -160,7 +160,9 @@ def test_own_parts_train_resume_bit_for_bit_and_run_for_others_only_if_they_are_
         in checked(facetrain(*evaluate, cwd=home)).stderr
     )
     resume = ["resume", home / "run", "--checkpoint", 4, "--allow-code"]
-    assert "error: model.backbone: " in checked(facetrain(*resume, cwd=home), 2).stderr
+    error = checked(facetrain(*resume, cwd=home), 2).stderr
+    assert "error: model.backbone, head.margin.type, data.augment.own, log.sinks: " in error
+    assert error.endswith("--set data.augment.own=VALUE --set log.sinks=VALUE\n"), "one way to allow all"
 
 
 @pytest.mark.slow

@@ -167,13 +167,13 @@ def _digest(*parts: Iterable[bytes]) -> str:
     return digest.hexdigest()[:32]
 
 
-def describe_difference(name: str, before: Any, now: Any) -> tuple[str, str]:
-    """Return the config key of an input that has another digest than before, and what differs, in words."""
+def describe_difference(name: str, before: Any, now: Any) -> tuple[list[str], str]:
+    """Return the config keys of an input that has another digest than before, and what differs, in words."""
     keys, words = _INPUTS[name]
     if name != "code":
-        return keys[0], words
+        return [keys[0]], words
     changed = [place for place, digest in now.items() if before.get(place) != digest]
-    return _key_of_code(changed[0]), words
+    return [*dict.fromkeys(map(_key_of_code, changed))], words
 
 
 def _key_of_code(place: str) -> str:
@@ -210,18 +210,22 @@ def check_inputs(
         elif not is_set(set_keys, *_INPUTS[name][0]):
             kept[name] = now
     for name, before, now in _changed(checkpoint, kept):
-        key, words = describe_difference(name, before, now)
+        keys, words = describe_difference(name, before, now)
         before, now = _differing_parts(before, now)
+        options = " ".join(f"--set {key}=VALUE" for key in keys)
         raise ConfigError(
-            f"{key}: {checkpoint.folder} was trained with other {words}: {json.dumps(before)} → {json.dumps(now)}; "
-            f"restore them, or change them on purpose with --set {key}=VALUE"
+            f"{', '.join(keys)}: {checkpoint.folder} was trained with other {words}: {json.dumps(before)} → "
+            f"{json.dumps(now)}; restore them, or change them on purpose with {options}"
         )
 
 
 def changed_inputs(checkpoint: Checkpoint, digests: dict[str, Any]) -> dict[str, str]:
     """Return what differs from before the checkpoint, in words, by config key; of several inputs of a key the first."""
-    differences = [describe_difference(*each) for each in _changed(checkpoint, digests)]
-    return dict(reversed(differences))
+    changed = dict[str, str]()
+    for each in _changed(checkpoint, digests):
+        keys, words = describe_difference(*each)
+        changed = dict.fromkeys(keys, words) | changed
+    return changed
 
 
 def _changed(checkpoint: Checkpoint, digests: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
