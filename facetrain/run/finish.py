@@ -34,7 +34,10 @@ def end_again(agreed: Agreed, world: World) -> int:
     if world.is_leader:
         for line in plan.chosen:
             print(line, flush=True)
-        options = more_steps(agreed.schedule, checkpoint.step, early_stop) + allow_option(config)
+        limit = config.train.max_steps
+        options = more_steps(agreed.schedule, checkpoint.step, early_stop, max_steps=limit) + allow_option(
+            config
+        )
         command = f"facetrain resume {shell_path(folder)} {options}"
         more = "" if plan.request.is_part else f"; to train on: {command}"
         reason = f" ({early})" if early else ""

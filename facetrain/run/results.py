@@ -68,7 +68,9 @@ def write_results(parts: Parts, weights: dict[str, Tensor], skipped: list[str], 
     # Adapters are added to the weights, so that the file opens as any other of this network.
     save_model(path, merge_adapters(weights, str(path)), metadata | {STEP_KEY: parts.state.step})
     ending = Ending(
-        more_steps(parts.schedule, parts.state.step, parts.early_stop),
+        more_steps(
+            parts.schedule, parts.state.step, parts.early_stop, max_steps=parts.config.train.max_steps
+        ),
         parts.plan.request.is_part,
         parts.early_end,
         skipped,

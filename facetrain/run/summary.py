@@ -23,15 +23,19 @@ _MOST_GROWTH = 1.75
 """Factor from the first to the last loss beyond which a run has not learned, however short it is."""
 
 
-def more_steps(schedule: StepSchedule, step: int, early_stop: str) -> str:
+def more_steps(schedule: StepSchedule, step: int, early_stop: str, *, max_steps: int | None) -> str:
     """Return the options of a resume that trains on, for a run that has ended at a step.
 
-    `early_stop` is the reason of `train.stop_early`, which may also hold at the last step of the schedule.
+    `early_stop` is the reason of `train.stop_early`, which may also hold at the last step of the schedule. `max_steps`
+    is that of the config, which may be the number of steps of all epochs.
     """
-    keys = ["train.stop_early.patience"] if early_stop else []
-    if step >= schedule.total_steps:
-        is_cut = schedule.total_steps < schedule.steps_of_all_epochs
-        keys.insert(0, "train.max_steps" if is_cut else "train.epochs")
+    limits = {
+        "train.epochs": schedule.steps_of_all_epochs,
+        "train.max_steps": max_steps,
+    }
+    keys = [key for key, last in limits.items() if step >= schedule.total_steps == last]
+    if early_stop:
+        keys.append("train.stop_early.patience")
     return " ".join(f"--set {key}=MORE" for key in keys)
 
 

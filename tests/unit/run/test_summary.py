@@ -92,16 +92,19 @@ def test_the_next_commands_find_the_sets_and_allow_the_code_of_the_run(tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("early_stop", "step", "steps", "keys"),
+    ("early_stop", "step", "max_steps", "keys"),
     [
-        ("", 40, 40, ["train.epochs"]),
+        ("", 40, None, ["train.epochs"]),
+        ("", 40, 50, ["train.epochs"]),
         ("", 39, 39, ["train.max_steps"]),
+        ("", 40, 40, ["train.epochs", "train.max_steps"]),
         ("no gain", 20, 39, ["train.stop_early.patience"]),
-        ("no gain", 40, 40, ["train.epochs", "train.stop_early.patience"]),
+        ("no gain", 40, None, ["train.epochs", "train.stop_early.patience"]),
     ],
 )
-def test_the_keys_that_lengthen_a_run_are_those_that_have_ended_it(early_stop, step, steps, keys):
-    options = more_steps(SimpleNamespace(total_steps=steps, steps_of_all_epochs=40), step, early_stop)
+def test_the_keys_that_lengthen_a_run_are_those_that_have_ended_it(early_stop, step, max_steps, keys):
+    schedule = SimpleNamespace(total_steps=min(max_steps or 40, 40), steps_of_all_epochs=40)
+    options = more_steps(schedule, step, early_stop, max_steps=max_steps)
     assert options == " ".join(f"--set {key}=MORE" for key in keys)
 
 
