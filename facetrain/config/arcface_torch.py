@@ -258,6 +258,10 @@ def _notes_on_values(values: dict[str, Any], assigned: dict[str, Any]) -> list[s
         notes.append("# decay_epoch: is no list of rising epochs and is left out")
     elif values.get("decay_epoch") and "margin_list" in assigned:
         notes.append("# decay_epoch: is kept, although arcface_torch's code for margin_list ignores it")
+    if values.get("momentum", 0.9) != 0.9:
+        notes.append(
+            "# momentum: is left out, because arcface_torch ignores it and uses 0.9; see optim.momentum"
+        )
     if values.get("dali_aug") and not values.get("dali"):
         notes.append("# dali_aug: is left out, because it has no effect without dali")
     network = values["network"]

@@ -208,6 +208,11 @@ def test_a_loss_of_a_fork_is_its_margin_with_the_published_numbers(tmp_path, los
     assert attrgetter(*MARGIN.split())(config) == (loss, 64, 1, None, None)
 
 
+def test_a_momentum_that_arcface_torch_ignores_is_left_out_with_a_note(tmp_path):
+    assert converted(tmp_path, PEER.replace("momentum = 0.9", "momentum = 0.8")).optim.momentum == 0.9
+    assert "# momentum: is left out, because arcface_torch" in (tmp_path / "wf42m.yaml").read_text()
+
+
 def test_an_unknown_loss_without_a_margin_list_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"wf42m.py: config.loss 'unpg' is unknown"):
         converted(tmp_path, f"{WITHOUT_MARGIN}config.loss = 'unpg'\n")
