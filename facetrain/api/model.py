@@ -216,7 +216,8 @@ class Model:
     def stored_threshold(self, fmr: float | None = None) -> Threshold | None:
         """Return the threshold for a false match rate that `facetrain calibrate` stored; None without thresholds.
 
-        By default, it is the threshold of the lowest stored rate with an FNMR below one half.
+        By default, it is the threshold of the lowest stored rate with an FNMR below one half, or of the highest rate if
+        there is none such.
 
         Raises:
             UsageError: the model file has no threshold for this rate.
@@ -236,8 +237,8 @@ class Model:
         """Return the cosine similarity of two faces, and whether it reaches a threshold.
 
         The threshold is the given one, or that of the false match rate `fmr` in a model file that
-        `facetrain calibrate` wrote; by default of the lowest stored rate with an FNMR below one half, and none in
-        other files. An image with a lower quality than `min_quality` is refused, see `embed`.
+        `facetrain calibrate` wrote, by default that of `stored_threshold`; none in other files. An image with a lower
+        quality than `min_quality` is refused, see `embed`.
 
         Examples:
             >>> model.compare("a.jpg", "b.jpg", threshold=0.3).same
