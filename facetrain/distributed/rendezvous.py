@@ -31,7 +31,9 @@ from facetrain.errors import RunError
 _STORE_TIMEOUT = timedelta(seconds=10)
 _POLL_S = 0.02
 _IS_SERVED = "TORCHELASTIC_USE_AGENT_STORE"
-"""Variable of torch: whether a store is served at the address in the environment."""
+"""Variable of torch: whether an elastic agent serves the store at the address in the environment."""
+_served: set[tuple[str, int]] = set()
+"""Addresses at which rank 0 serves the store to the end of its process; none under an agent."""
 _QUIET_S = 60.0
 """A wait for other ranks is reported after this time: their hosts may have ended."""
 
@@ -170,14 +172,18 @@ def _variable(name: str) -> str:
 
 
 def _open_store(rank: int, timeout_s: float) -> Store:
-    """Serve the store on rank 0 unless an elastic agent does; otherwise connect to it."""
-    host, port = store_address()
-    is_served = os.environ.get(_IS_SERVED) == "True"
-    # From now on as under an agent: a second training, and a process group of the program's own, find the store here.
-    os.environ[_IS_SERVED] = "True"
+    """Serve the store on rank 0 unless it is served; otherwise connect to it."""
+    address = store_address()
+    is_served = os.environ.get(_IS_SERVED) == "True" and (not _served or address in _served)
     if rank or is_served:
-        return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))
-    return _served_store(host, port, timeout_s)
+        store: Store = TCPStore(*address, is_master=False, timeout=timedelta(seconds=timeout_s))
+    else:
+        store = _served_store(*address, timeout_s)
+    if not is_served:
+        # From now on as under an agent: a second training, and a process group of the program's own, find it here.
+        _served.add(address)
+        os.environ[_IS_SERVED] = "True"
+    return store
 
 
 @cache

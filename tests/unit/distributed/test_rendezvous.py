@@ -47,6 +47,7 @@ def test_a_program_that_trains_twice_meets_the_other_ranks_in_the_store_of_the_f
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(free_ports(1)[0]))
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "")  # restored at the end
+    monkeypatch.setattr(rendezvous, "_served", set())
     for number in range(2):
         server, client = (_open_store(rank, 10.0) for rank in range(2))
         server.set(f"training {number}", "begins")
@@ -55,6 +56,8 @@ def test_a_program_that_trains_twice_meets_the_other_ranks_in_the_store_of_the_f
     monkeypatch.setenv("RANK", "0")
     dist.init_process_group("gloo")  # of the program's own, after the training
     dist.destroy_process_group()
+    monkeypatch.setenv("MASTER_PORT", str(free_ports(1)[0]))
+    assert _open_store(0, 10.0).num_keys() <= 1, "another address has another store"
 
 
 def test_a_host_whose_own_name_leads_nowhere_does_not_serve_there(monkeypatch):
