@@ -128,11 +128,22 @@ def open_mirror(config: Config, folder: Path) -> Mirror | None:
     if not url:
         return None
     require_temporary_folder()
+    return Mirror(f"{url}/{_name_of_run(folder)}")
+
+
+def _name_of_run(folder: Path) -> str:
+    """Return the name of the folder of a run, also where the path is another word for it.
+
+    A link to a folder beside it, as `newest`, is such a word. One to another place, a larger disk, has the name of the
+    run itself.
+    """
     path = Path(os.path.abspath(folder))  # without `..`
-    # A link beside the run, as `newest`, is another word for it. One to another disk has the name of the run itself.
-    target = path.resolve()
-    name = target.name if target.parent == path.parent.resolve() else path.name
-    return Mirror(f"{url}/{name}")
+    while path.is_symlink() and path.exists():
+        target = Path(os.path.abspath(path.parent / path.readlink()))
+        if target.parent != path.parent:
+            break
+        path = target
+    return path.name
 
 
 def _is_behind(folder: Path, mirror: Mirror) -> bool:

@@ -178,7 +178,8 @@ def test_the_mirror_of_a_run_does_not_depend_on_the_words_for_its_folder(tmp_pat
     (tmp_path / "one" / "checkpoints").mkdir(parents=True)
     (tmp_path / "newest").symlink_to("one")
     (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "one").symlink_to(tmp_path / "scratch")  # the run is on a larger disk
+    (tmp_path / "runs" / "one").symlink_to(tmp_path / "one" / "checkpoints")  # the run is on a larger disk
+    (tmp_path / "runs" / "newest").symlink_to("one")
     config = build_config({"checkpoint": {"mirror": URL.rpartition("/")[0]}, "data": {"train": "x"}}, "x")
     for place, folder in (
         (".", "one"),
