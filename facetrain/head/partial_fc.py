@@ -310,8 +310,9 @@ class PartialFC(BaseHead):
         """
         if lr is None and self.update is not None:
             raise UsageError("PartialFC with `update` needs the learning rate: head.begin_step(step, lr=lr)")
+        if step != self._step:
+            self._gradient = AccumulatedGradient()  # a step that was given up may have left one
         self._begun = True
-        self._gradient = AccumulatedGradient()  # a step that was given up may have left one
         self._begin(step, lr=lr or 0.0, loss_scale=loss_scale)
 
     def _begin(self, step: int, *, lr: float = 0.0, loss_scale: Tensor | None = None) -> None:

@@ -426,21 +426,35 @@ def test_a_loss_that_is_not_finite_or_a_step_given_up_changes_no_center():
         for _ in range(2)
     )
 
-    def train(head, *losses):
-        head.begin_step(0, lr=0.1)
+    def train(head, step, *losses):
+        head.begin_step(step, lr=0.1)
         for number, factor in losses:
             embedding, label = batch(number)
             head(embedding.float() * factor, label).backward()
         head.step(torch.ones(()), torch.tensor(0))
 
     before = head.weight.clone()
-    train(head, (1, 1.0), (2, torch.inf), (3, 1.0))
+    train(head, 0, (1, 1.0), (2, torch.inf), (3, 1.0))
     assert torch.equal(head.weight, before)
-    head.begin_step(0, lr=0.1)
+    head.begin_step(1, lr=0.1)
     head(*batch(4)).backward()
-    train(head, (5, 1.0))
-    train(other, (5, 1.0))
+    train(head, 2, (5, 1.0))
+    train(other, 2, (5, 1.0))
     assert torch.equal(head.weight, other.weight) and not torch.equal(head.weight, before)
+
+
+def test_a_step_may_begin_before_each_of_its_calls():
+    heads = [
+        facetrain.PartialFC("cosface", SIZE, CLASSES, update=CenterUpdate(in_backward=False))
+        for _ in range(2)
+    ]
+    for head, times in zip(heads, (1, 2), strict=True):
+        for number in range(2):
+            if number < times:
+                head.begin_step(3, lr=0.1)
+            head(*batch(number)).backward()
+        head.step(torch.ones(()), torch.tensor(0))
+    assert torch.equal(heads[0].weight, heads[1].weight)
 
 
 @pytest.mark.parametrize("in_backward", [True, False])
