@@ -145,7 +145,8 @@ def write_dataset(
         if selection.landmarks is not None and chosen.keeps_order:
             write_landmarks(place / LANDMARKS_FILE, selection.landmarks[numbers])
     present = count_images(source)[0]
-    lost = np.setdiff1d(present, selection.identities).tolist()
+    # Nor those whose images were all given to another one.
+    lost = np.setdiff1d(present, [*selection.identities, *source.labels[numbers]]).tolist()
     return WrittenDataset(
         folder=str(output),
         images=len(numbers),
