@@ -152,9 +152,8 @@ def _other_inputs(folder: Path, skipped: Sequence[SkippedFile]) -> str:
     lists = sorted(file.name for file in skipped if file.name.endswith(SUFFIXES["image_list"]))
     datasets = _subfolders(file for file in skipped if file.name.lower().endswith(_DATASET_FILES))
     parts = datasets or _subfolders(file for file in skipped if file.kind == "nested")
-    of_training = [part for part in parts if split_of(part).startswith("train")]
-    if len(of_training) == 1:  # beside test or validation
-        parts = of_training
+    if of_training := [part for part in parts if split_of(part).startswith("train")]:
+        parts = of_training  # without test and validation
     elif lists and not datasets:
         return f"if {lists[0]} lists images and their people, give {folder / lists[0]}"
     if len(parts) == 1:
