@@ -138,7 +138,7 @@ def _draw_discards(axes: Any, result: Result, other: Result | None, names: tuple
         ]
     for curve, label, color in curves:
         # Without the points beyond: the rate of the last few pairs may be 100 %. The last rate holds up to the end.
-        share, fnmr = curve.share[curve.share <= LARGEST_SHARE], curve.fnmr[curve.share <= LARGEST_SHARE]
+        share, fnmr = curve.share[curve.share < LARGEST_SHARE], curve.fnmr[curve.share < LARGEST_SHARE]
         shown = np.append(share, LARGEST_SHARE), np.append(fnmr, fnmr[-1])
         axes.step(*shown, where="post", color=color, label=label)
     axes.axhline(result.discards[0].fnmr[0], color=_MARK, linestyle=":", label="random")
