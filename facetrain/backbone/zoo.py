@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,6 +27,18 @@ def takes_landmarks(name: str) -> bool:
     return bool(getattr(part, "takes_landmarks", False))
 
 
+@contextmanager
+def _float32_by_default() -> Iterator[None]:
+    """Let new tensors be float32 within the block: a program may have set another default type."""
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(dtype)
+
+
+@_float32_by_default()
 def build_backbone(
     name: str,
     *,
@@ -60,8 +73,7 @@ def build_backbone(
     given = {"layers": layers, "widths": widths, "stem_stride": stem_stride, "own": own or None}
     given = {key: value for key, value in given.items() if value is not None}
     network: Backbone = imported(place)(**arguments | given, **options)
-    # A program may have set another default type.
-    return network.float()
+    return network
 
 
 def build_on_meta(name: str, **options: Any) -> Backbone:
