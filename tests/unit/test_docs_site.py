@@ -27,7 +27,6 @@ GENERATED = {ROOT / "docs" / "commands.md", ROOT / "docs" / "contributing.md"}
 FILE_ENDINGS = (
     ".mdb",
     ".rec",
-    ".parquet",
     ".idx",
     ".txt",
     ".pt",

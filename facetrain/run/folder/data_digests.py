@@ -224,7 +224,8 @@ def changed_inputs(checkpoint: Checkpoint, digests: dict[str, Any]) -> dict[str,
     changed = dict[str, str]()
     for each in _changed(checkpoint, digests):
         keys, words = describe_difference(*each)
-        changed = dict.fromkeys(keys, words) | changed
+        for key in keys:
+            changed.setdefault(key, words)
     return changed
 
 
