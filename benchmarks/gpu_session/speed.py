@@ -77,12 +77,21 @@ def measure_backbone(
 ) -> Rows:
     """Yield images/s and peaks of memory of variants of a backbone's step, which take turns."""
     workload = BackboneWorkload(name, batch, image_size, device)
-    report = measure_backbone_steps(workload, variants, Turns(**turns))
-    for label, measured in report["variants"].items():
-        what = f"{name}, batch {batch}, {label}"
-        yield row(what, "images/s", measured["images_per_s"])
-        yield row(what, "GiB at most", measured["peak_gib"])
-        yield row(what, "seconds of the first step", measured["first_step_s"])
+    groups = [variants]
+    while groups:
+        group = groups.pop(0)
+        try:
+            report = measure_backbone_steps(workload, group, Turns(**turns))
+        except Exception:
+            failures.append(f"{name}, batch {batch}, {', '.join(group)}: {traceback.format_exc()}")
+            # One that cannot be compiled must not take the others along.
+            groups += [[label] for label in group if len(group) > 1]
+            continue
+        for label, measured in report["variants"].items():
+            what = f"{name}, batch {batch}, {label}"
+            yield row(what, "images/s", measured["images_per_s"])
+            yield row(what, "GiB at most", measured["peak_gib"])
+            yield row(what, "seconds of the first step", measured["first_step_s"])
 
 
 def measure_head(

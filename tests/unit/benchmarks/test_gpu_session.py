@@ -317,6 +317,8 @@ def test_the_variants_of_a_backbone_take_turns(monkeypatch):
 
     def measured(workload, labels, turns):
         calls.append((labels, turns))
+        if "broken" in labels:
+            raise RuntimeError("the compiler")
         found = {"images_per_s": 9.0, "peak_gib": 1.0, "first_step_s": 2.0}
         return {"variants": dict.fromkeys(labels, found)}
 
@@ -324,6 +326,9 @@ def test_the_variants_of_a_backbone_take_turns(monkeypatch):
     turns = {"steps": 2, "rounds": 3}
     rows = list(speed.measure_backbone("cpu", "mbf", 2, 16, turns, variants, []))
     assert calls == [(variants, speed.Turns(**turns))] and len(rows) == 6
+    failures = []
+    rows = list(speed.measure_backbone("cpu", "mbf", 2, 16, turns, [*variants, "broken"], failures))
+    assert len(rows) == 6 and len(failures) == 2, "one that fails takes no other along"
 
 
 @pytest.mark.parametrize(("without_memory", "fails"), [("plain_bf16", False), ("head_bf16", True)])
