@@ -64,7 +64,7 @@ def export(
     write = row.load()
     require_exportable(model, format)
     comparison = None
-    with _new_files(row.files(path)) as folder, _explaining(model):
+    with _new_files(row.files(path)) as folder, _explaining(model, options):
         with _quiet():
             runtime: Runtime | None = write(model, folder / path.name, options)
         if runtime is not None:
@@ -73,7 +73,7 @@ def export(
 
 
 @contextmanager
-def _explaining(model: EmbeddingModel) -> Iterator[None]:
+def _explaining(model: EmbeddingModel, options: ExportOptions) -> Iterator[None]:
     """Give the errors of exporters and of onnxruntime words for the code of a network that is not facetrain's.
 
     Raises:
@@ -81,15 +81,16 @@ def _explaining(model: EmbeddingModel) -> Iterator[None]:
     """
     try:
         yield
-    except (FacetrainError, OSError):
+    except (FacetrainError, OSError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # they have no common base
         if not is_of_other_code(getattr(model.network, "network", model.network)):
             raise
+        fixed = "" if options.batch else ", or give one number of images by --format onnx --batch N"
         raise ModelError(
             f"{model.description}: its code cannot be exported: it may fix the number of images, such as "
-            "x.reshape(len(x), -1) in place of x.flatten(1), or decide by numbers of the image; change it, or give one "
-            f"number by --format onnx --batch N ({type(error).__name__}: {error_reason(error)})"
+            f"x.reshape(len(x), -1) in place of x.flatten(1), or decide by numbers of the image; change it{fixed} "
+            f"({type(error).__name__}: {error_reason(error)})"
         ) from error
 
 
