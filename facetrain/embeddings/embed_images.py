@@ -34,7 +34,7 @@ from facetrain.embeddings.normalization import (
 )
 from facetrain.embeddings.photo_check import PhotoCheck
 from facetrain.errors import DataError, UnreadableError, UsageError
-from facetrain.face_landmarks import NORMALIZED_TEMPLATE, normalize_landmarks
+from facetrain.face_landmarks import TEMPLATE_SIZE, normalize_landmarks
 from facetrain.files import os_errors_as
 from facetrain.models.embedding_model import EmbeddingModel, open_model
 from facetrain.models.inference_network import inference_network
@@ -45,9 +45,9 @@ from facetrain.text import count_text
 
 _CHUNK = 1 << 16
 """Images that are embedded at a time: 128 MiB of embeddings with 512 float32 numbers."""
-_EXAMINED, _ALIGNED = 1000, 0.05
-"""Rows of landmarks that are examined, and the distance of their medians, as a share of the image, from the template of
-aligned faces, up to which they are landmarks of such faces."""
+_EXAMINED, _ALIGNED = 1000, 5.0
+"""Rows of landmarks that are examined, and the shift of their points by an alignment, in pixels of `TEMPLATE_SIZE`, up
+to which half of them are landmarks of aligned faces."""
 
 
 def embed_input(
@@ -100,14 +100,15 @@ def needed_detector(
 ) -> Path | None:
     """Return the detector for the images of an input; None, with a warning, for aligned faces.
 
-    Landmarks in the places of aligned faces are those of such faces. A second alignment would move the faces: the
-    embeddings of a photo, from a packed dataset and from its file, would differ.
+    Landmarks of aligned faces stay where they are if they are aligned again. Those of a detector would move the faces:
+    the embeddings of a photo, from a packed dataset and from its file, would differ.
     """
     if detector is None or (landmarks_N52 := read_landmarks()) is None:
         return detector
     first_N52 = landmarks_N52[:_EXAMINED]
-    found_N52 = first_N52[~np.isnan(first_N52).any((1, 2))]
-    if not len(found_N52) or np.abs(np.median(found_N52, axis=0) - NORMALIZED_TEMPLATE).max() > _ALIGNED:
+    found_N52 = TEMPLATE_SIZE * first_N52[~np.isnan(first_N52).any((1, 2))]
+    shifts = [np.abs(aligned_landmarks(points, TEMPLATE_SIZE) - points).mean() for points in found_N52]
+    if not shifts or np.median(shifts) > _ALIGNED:
         return detector
     warn(f"{name}: has the landmarks of aligned faces, so the detector is not used")
     return None

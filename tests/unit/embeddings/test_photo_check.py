@@ -19,7 +19,7 @@ from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.embeddings.inference import Inference
 from facetrain.embeddings.photo_check import PhotoCheck
 from facetrain.errors import ImageError
-from facetrain.face_landmarks import NORMALIZED_TEMPLATE
+from facetrain.face_landmarks import NORMALIZED_TEMPLATE, TEMPLATE_SIZE
 from facetrain.verify.evaluate import evaluate
 from facetrain.verify.protocol_options import EvaluationOptions
 from facetrain.verify.set_faults import warn_of_photos
@@ -162,7 +162,9 @@ def test_a_dataset_with_landmarks_of_aligned_faces_is_not_aligned_again(tmp_path
     model, detector = tmp_path / "m.safetensors", write_detector(tmp_path / "yunet.onnx")
     write_model(model)
     data = write_records(tmp_path / "faces", [0, 0, 1], size=32)
-    write_landmarks(landmarks_path(data), np.tile(NORMALIZED_TEMPLATE, (3, 1, 1)))
+    turned = np.float32(TEMPLATE_SIZE * NORMALIZED_TEMPLATE * (0.7, 1))  # a face that looks to the side
+    aligned = aligned_landmarks(turned, TEMPLATE_SIZE) / TEMPLATE_SIZE
+    write_landmarks(landmarks_path(data), np.tile(aligned, (3, 1, 1)))
     expected_ND = load_model(model).embed(data)
     capsys.readouterr()
     for embed in (
