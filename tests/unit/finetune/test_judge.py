@@ -59,7 +59,7 @@ def prepared(tmp_path, monkeypatch):
     write_photo_pairs(place.set_aside, place.set_aside_pairs)
     place.run.mkdir()
     config = build_config({"data": {"train": "unused"}, "train": {"device": "cpu"}}, "test")
-    return Prepared(place, tmp_path / "first.safetensors", (), [], config)
+    return Prepared(place, tmp_path / "first.safetensors", (), [], config, "")
 
 
 def plant(path, *, blind):
