@@ -17,7 +17,7 @@ def as_override(key: str, value: Any) -> str:
     """Return a value for a dotted key of the config in the form of --set: KEY=VALUE.
 
     Raises:
-        UsageError: it is or contains an object or number that JSON does not have.
+        UsageError: it is or contains an object or number that JSON does not have, or a name that is not UTF-8.
     """
 
     def refuse(part: Any) -> None:
@@ -25,13 +25,20 @@ def as_override(key: str, value: Any) -> str:
         raise UsageError(f"{key}: a config cannot hold a {kind}; use numbers, texts, lists and dicts")
 
     try:
-        # Through JSON: it has plain values in place of subclasses, such as NumPy's numbers.
-        plain = json.loads(json.dumps(value, default=refuse, allow_nan=False))
+        text = json.dumps(value, ensure_ascii=False, default=refuse, allow_nan=False)
     except ValueError as error:
         raise UsageError(
             f"{key}: nan and inf cannot be given here; a config file may have them in the options of an own part"
         ) from error
-    return f"{key}={dump_in_line(plain)}"
+    _require_utf_8(text)
+    # Through JSON: it has plain values in place of subclasses, such as NumPy's numbers.
+    return f"{key}={dump_in_line(json.loads(text))}"
+
+
+def _require_utf_8(name: str) -> None:
+    # A byte that is not UTF-8 is half a character in Python's names of files.
+    if any("\ud800" <= char <= "\udfff" for char in name):
+        raise UsageError(f"{name}: a name that is not UTF-8; rename the file or folder")
 
 
 def dataset_overrides(dataset: str) -> tuple[str, ...]:
@@ -86,9 +93,8 @@ class TrainRequest(BaseModel, frozen=True, extra="forbid", ser_json_inf_nan="con
         if self.run_dir == "":
             raise UsageError("the run folder is an empty text; give a folder, or leave it out")
         for name in (self.run_dir, self.config, *self.overrides):
-            # A byte that is not UTF-8 is half a character in Python's names of files.
-            if isinstance(name, str) and any("\ud800" <= char <= "\udfff" for char in name):
-                raise UsageError(f"{name}: a name that is not UTF-8; rename the file or folder")
+            if isinstance(name, str):
+                _require_utf_8(name)
         return self
 
     @property
