@@ -45,7 +45,7 @@ from facetrain.text import count_text
 
 _CHUNK = 1 << 16
 """Images that are embedded at a time: 128 MiB of embeddings with 512 float32 numbers."""
-_EXAMINED, _ALIGNED = 1000, 5.0
+_EXAMINED, _ALIGNED = 1000, 2.0
 """Rows of landmarks that are examined, and the shift of their points by an alignment, in pixels of `TEMPLATE_SIZE`, up
 to which half of them are landmarks of aligned faces."""
 
@@ -106,7 +106,7 @@ def needed_detector(
     if detector is None or (landmarks_N52 := read_landmarks()) is None:
         return detector
     first_N52 = landmarks_N52[:_EXAMINED]
-    found_N52 = TEMPLATE_SIZE * first_N52[~np.isnan(first_N52).any((1, 2))]
+    found_N52 = TEMPLATE_SIZE * first_N52[~np.isnan(first_N52).any((1, 2))] - 0.5  # as `normalize_landmarks`
     shifts = [np.abs(aligned_landmarks(points, TEMPLATE_SIZE) - points).mean() for points in found_N52]
     if not shifts or np.median(shifts) > _ALIGNED:
         return detector
