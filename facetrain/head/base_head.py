@@ -44,7 +44,7 @@ class BaseHead(nn.Module):
     def begin_step(self, step: int, *, lr: float, loss_scale: Tensor | None = None) -> None:
         """Start a step: its sample and its random numbers depend on (seed, step), not on the number of ranks.
 
-        With another step, a gradient that `step` has not taken is dropped.
+        It may be called before each micro-batch. With another step, a gradient that `step` has not taken is dropped.
 
         `lr` is the learning rate of the centers. `loss_scale` is the factor on the loss in the backward passes, a
         scalar on the device (None: 1), such as that of `torch.amp.GradScaler`: an update in the backward pass divides

@@ -310,8 +310,9 @@ class PartialFC(BaseHead):
         """
         if lr is None and self.update is not None:
             raise UsageError("PartialFC with `update` needs the learning rate: head.begin_step(step, lr=lr)")
-        if step != self._step:
-            self._gradient = AccumulatedGradient()  # a step that was given up may have left one
+        if self._begun and step == self._step:
+            return  # before a further micro-batch
+        self._gradient = AccumulatedGradient()  # a step that was given up may have left one
         self._begun = True
         self._begin(step, lr=lr or 0.0, loss_scale=loss_scale)
 
@@ -510,7 +511,7 @@ class PartialFC(BaseHead):
 
     def set_extra_state(self, state: Any) -> None:
         """Take what `get_extra_state` has returned, on any rank."""
-        self._calls = state["calls"]
+        self._calls, self._begun = state["calls"], False
         self.load_state(state["averages"])
         self._expectations.begin_anew()
 
