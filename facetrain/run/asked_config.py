@@ -138,11 +138,12 @@ def _name_of_run(folder: Path) -> str:
     run itself.
     """
     path = Path(os.path.abspath(folder))  # without `..`
+    beside = path.parent.resolve()
     while path.is_symlink() and path.exists():
-        target = Path(os.path.abspath(path.parent / path.readlink()))
-        if target.parent != path.parent:
+        target = Path(os.path.abspath(beside / path.readlink()))
+        if target.parent.resolve() != beside:
             break
-        path = target
+        path = beside / target.name
     return path.name
 
 

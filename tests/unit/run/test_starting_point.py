@@ -180,6 +180,8 @@ def test_the_mirror_of_a_run_does_not_depend_on_the_words_for_its_folder(tmp_pat
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "one").symlink_to(tmp_path / "one" / "checkpoints")  # the run is on a larger disk
     (tmp_path / "runs" / "newest").symlink_to("one")
+    (tmp_path / "runs" / "latest").symlink_to(tmp_path / "runs" / "one")
+    (tmp_path / "home").symlink_to("runs")
     config = build_config({"checkpoint": {"mirror": URL.rpartition("/")[0]}, "data": {"train": "x"}}, "x")
     for place, folder in (
         (".", "one"),
@@ -187,6 +189,8 @@ def test_the_mirror_of_a_run_does_not_depend_on_the_words_for_its_folder(tmp_pat
         ("one", "."),
         ("one/checkpoints", ".."),
         ("runs", "one"),
+        ("runs", "newest"),
+        (".", tmp_path / "home" / "latest"),
     ):
         monkeypatch.chdir(tmp_path / place)
         mirror = open_mirror(config, Path(folder))
