@@ -15,7 +15,7 @@ _OF_COUNT = re.compile(r"(?P<before>.*?)(?P<number>\d{5,})(?P<after>-of-(?P<coun
 _PADDED = re.compile(r"(?P<before>.*?)(?P<number>\d{3,})(?P<after>(?P<count>)\D*)", re.ASCII)
 """shard-000000.tar: numbers of equal width, of which one begins with a zero; others may be dates or sizes."""
 _SPLIT = re.compile(
-    r"(?:.*[-_.])?(train(?:ing)?|test(?:ing)?|validation|valid|val|dev|eval(?:uation)?)(?:[-_.\d].*)?",
+    r"(?:.*[-_.])?(train(?:ing|set|val)?|test(?:ing|set)?|validation|valid|val(?:set)?|dev|eval(?:uation)?)(?:[-_.\d].*)?",
     re.IGNORECASE,
 )
 """train.parquet, faces_val-000000.tar, train.clean-00000-of-00001.parquet: the last word of a split counts."""
