@@ -85,7 +85,12 @@ class FolderClaim:
         was_used = self.was_used(folder)
         if has_checkpoints(folder) and not was_used:
             raise existing_run(folder)
-        created = self._create(folder, exist_ok=was_used or self._has_left(folder))
+        exist_ok = was_used or self._has_left(folder)
+        if not exist_ok and os.path.lexists(
+            folder
+        ):  # and perhaps of a user whose folders this one cannot write to
+            raise ExistingRunError(f"{folder}: already exists")
+        created = self._create(folder, exist_ok=exist_ok)
         if folder != default and not was_used:
             print(f"{default} exists: the folder of this run is {folder}", flush=True)
         return created
