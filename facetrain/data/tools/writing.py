@@ -146,7 +146,7 @@ def write_dataset(
             write_landmarks(place / LANDMARKS_FILE, selection.landmarks[numbers])
     present = count_images(source)[0]
     # Nor those whose images were all given to another one.
-    lost = np.setdiff1d(present, [*selection.identities, *source.labels[numbers]]).tolist()
+    lost = np.setdiff1d(np.setdiff1d(present, selection.identities), source.labels[numbers]).tolist()
     return WrittenDataset(
         folder=str(output),
         images=len(numbers),

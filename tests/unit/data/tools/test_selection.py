@@ -17,7 +17,7 @@ from facetrain.data.tools.wrong_labels import WrongLabel
 from facetrain.errors import DataError, ImageError
 from tests.support.datasets import encoded_image, write_records
 from tests.support.memory import traced_peak
-from tests.unit.data.tools.helpers import convert, grouped_images, merge, split
+from tests.unit.data.tools.helpers import convert, grouped_images, merge, split, write_cleaned
 
 LABELS = [0, 0, 1, 1, 1, 2, 3, 3, 3, 3]
 
@@ -93,6 +93,14 @@ def test_a_split_puts_each_identity_into_exactly_one_dataset(data, tmp_path):
     assert not train.lost_identities and not validation.lost_identities
     one, other = grouped_images(tmp_path / "out" / "train"), grouped_images(tmp_path / "out" / "validation")
     assert not one & other and one | other == grouped_images(data)
+
+
+def test_of_corrected_labels_only_an_identity_whose_images_are_left_out_is_lost(data, tmp_path):
+    label_N = np.array(LABELS)
+    label_N[label_N == 0] = 1  # all of its images show identity 1
+    label_N[label_N == 2] = -1
+    written = write_cleaned(data, label_N, tmp_path / "out")
+    assert written.identities == 2 and len(written.lost_identities) == 1
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -1.0])
