@@ -30,7 +30,7 @@ def as_override(key: str, value: Any) -> str:
         raise UsageError(
             f"{key}: nan and inf cannot be given here; a config file may have them in the options of an own part"
         ) from error
-    _require_utf_8(text)
+    _require_utf_8(f"{key}={text}")
     # Through JSON: it has plain values in place of subclasses, such as NumPy's numbers.
     return f"{key}={dump_in_line(json.loads(text))}"
 
