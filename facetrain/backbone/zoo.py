@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from threading import RLock
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from facetrain.errors import ModelError
 from facetrain.own_parts import is_place, load_part
 from facetrain.settings import imported
 
+_DEFAULT_TYPE = RLock()
+"""Held while torch's default type is another one, which all threads share."""
 _OPTIONS = ("embedding_size", "image_size", "dropout", "checkpoint_activations")
 """Options of every backbone."""
 
@@ -30,12 +33,13 @@ def takes_landmarks(name: str) -> bool:
 @contextmanager
 def _float32_by_default() -> Iterator[None]:
     """Let new tensors be float32 within the block: a program may have set another default type."""
-    dtype = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(dtype)
+    with _DEFAULT_TYPE:
+        dtype = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float32)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(dtype)
 
 
 @_float32_by_default()
