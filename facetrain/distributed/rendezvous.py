@@ -180,7 +180,8 @@ def _open_store(rank: int, timeout_s: float) -> Store:
     else:
         store = _served_store(*address, timeout_s)
     if not is_served:
-        # From now on as under an agent: a second training, and a process group of the program's own, find it here.
+        # From now on as under an agent: a second training, and a process group of the program's own, find it at this
+        # address.
         _served.add(address)
         os.environ[_IS_SERVED] = "True"
     return store
