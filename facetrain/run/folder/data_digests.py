@@ -18,7 +18,7 @@ from facetrain.config.loading import is_set
 from facetrain.config.own_code import code_digests
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset, evenly_spread, image_landmarks, image_places
-from facetrain.data.mixture import MixtureDataset
+from facetrain.data.mixture import MixtureDataset, parts_of
 from facetrain.data.remote_dataset import object_versions
 from facetrain.errors import ConfigError, ModelError, UnreadableError
 from facetrain.models.model_digest import digest_model_files
@@ -99,17 +99,21 @@ def digest_records(source: FaceDataset) -> str:
 
 
 def digest_samples(source: FaceDataset) -> str:
-    """Return a digest of a few images at equal distances; empty for objects in a store, which have versions."""
-    if object_versions(source):
-        return ""
+    """Return a digest of a few images at equal distances; empty for objects in a store, which have versions.
 
-    def read(number: int) -> bytes:
+    Of a mixture, these are images of the datasets that are on a disk.
+    """
+    parts = [part for _, part in parts_of(source, "") if not object_versions(part)]
+
+    def read(part: FaceDataset, number: int) -> bytes:
         try:
-            return source.read(number)
+            return part.read(number)
         except UnreadableError:  # training replaces it, or ends by data.max_skipped
             return b""
 
-    return _digest(map(read, evenly_spread(source.num_images, _SAMPLED_IMAGES)))
+    most = max(1, _SAMPLED_IMAGES // max(1, len(parts)))
+    images = (read(part, number) for part in parts for number in evenly_spread(part.num_images, most))
+    return _digest(images) if parts else ""
 
 
 def model_paths(config: Config, *, is_new: bool) -> dict[str, Path]:

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from facetrain.config.loading import build_config
+from facetrain.data.mixture import MixtureDataset
 from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import ConfigError
+from facetrain.run.folder import data_digests
 from facetrain.run.folder.data_digests import (
     changed_inputs,
     check_inputs,
@@ -147,6 +149,23 @@ def test_other_bytes_in_any_large_part_of_a_dataset_give_another_digest(count):
 
     bounds = np.linspace(0, count, min(count, 200) + 1).astype(int).tolist()
     assert digest(()) not in {digest(range(*part)) for part in pairwise(bounds)}
+
+
+def test_images_on_a_disk_count_also_in_a_mixture_with_a_dataset_in_a_store(monkeypatch):
+    content = {"stored": b"a", "local": b"b"}
+    stored, local = (
+        SimpleNamespace(
+            num_images=3, num_classes=1, labels=np.zeros(3, np.int32), read=lambda _, name=name: content[name]
+        )
+        for name in content
+    )
+    monkeypatch.setattr(data_digests, "object_versions", lambda part: [] if part is local else ["a version"])
+    mixture = MixtureDataset([stored, local], [1.0, 1.0])
+    before = digest_samples(mixture)
+    content["stored"] = b"c"  # its version tells
+    assert before and digest_samples(mixture) == before and digest_samples(stored) == ""
+    content["local"] = b"d"
+    assert digest_samples(mixture) != before
 
 
 def test_other_images_or_labels_of_a_verification_set_give_another_digest():
