@@ -12,6 +12,7 @@ from facetrain.backbone.own_network import OwnNetwork, build_own
 from facetrain.backbone.registry import BACKBONES
 from facetrain.backbone.zoo import build_backbone, build_on_meta
 from facetrain.errors import ConfigError, ModelError
+from facetrain.own_parts import allow
 from tests.support.command import environment
 
 SMALL = {"layers": (1, 1, 1, 1), "widths": (8, 8, 16, 16), "embedding_size": 32}
@@ -50,6 +51,28 @@ def test_a_network_computes_in_float32_also_in_a_program_with_another_default_ty
             assert net(*inputs).dtype == torch.float32
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+class Own(torch.nn.Module):
+    """A network of one's own."""
+
+    def __init__(self, embedding_size, image_size):
+        super().__init__()
+        self.fc = torch.nn.Linear(3 * image_size**2, embedding_size)
+
+    def forward(self, image_BCHW):
+        return self.fc(image_BCHW.flatten(1))
+
+
+def test_a_network_of_one_s_own_computes_in_float32_beside_another_default_type():
+    allow([f"{__name__}:Own"])
+    torch.set_default_dtype(torch.float64)
+    try:
+        net = build_backbone(f"{__name__}:Own", image_size=16, embedding_size=8)
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert net(torch.zeros(1, 3, 16, 16)).dtype == torch.float32
 
 
 def test_recomputed_activations_give_the_same_gradients_each_time_and_update_batch_norm_once():
