@@ -72,26 +72,27 @@ def test_the_photos_are_embedded_on_the_device_that_the_user_gives(tmp_path, mon
     assert Inference("cpu") in embed.call_args.args
 
 
-def test_a_copy_of_an_image_is_left_out_and_said(tmp_path):
-    request, said = request_in(tmp_path), []
-    shutil.copy(request.photos / "0" / "0.jpg", request.photos / "0" / "copy.jpg")
-    place = Workplace(request.output)
+def split(request):
+    """Split the photos of a request as if they were aligned; return the place of the parts, and what is said."""
+    place, said = Workplace(request.output), []
     place.folder.mkdir()
     request.photos.rename(place.faces)
     split_faces(request, place, said.append, bar)
-    (line,) = said
+    return place, said
+
+
+def test_a_copy_of_an_image_is_left_out_and_said(tmp_path):
+    request = request_in(tmp_path)
+    shutil.copy(request.photos / "0" / "0.jpg", request.photos / "0" / "copy.jpg")
+    _, (line,) = split(request)
     assert line.startswith("left out 1 image that is a copy of another: ")
 
 
 def test_an_image_under_two_people_is_left_out_of_both_and_named(tmp_path):
-    request, said = request_in(tmp_path), []
+    request = request_in(tmp_path)
     shutil.copy(request.photos / "0" / "0.jpg", request.photos / "1" / "group.jpg")
     (request.photos / "0" / "more.jpg").write_bytes(draw_jpeg(0, 0, EACH, 32))
-    place = Workplace(request.output)
-    place.folder.mkdir()
-    request.photos.rename(place.faces)
-    split_faces(request, place, said.append, bar)
-    (line,) = said
+    place, (line,) = split(request)
     assert line.startswith("left out 2 images with copies under another person, ")
     assert line.endswith(": 0/0.jpg, 1/group.jpg")
     parts = [open_dataset(folder) for folder in (place.train, place.held_out, place.set_aside)]
