@@ -161,9 +161,9 @@ def embed_images(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the unit embeddings, float32 (N, D), and their lengths before normalization, float32 (N,).
 
-    The lengths are NaN for a network that normalizes its embeddings itself: if it is not known (`is_unit`), the first
-    two images are embedded once more to find out. The embeddings are an array in memory or,
-    if there are many, in a temporary file. With `flip`, they are the sums of the embeddings of image and mirror image.
+    The lengths are NaN for a network that normalizes its embeddings itself (`is_unit`); if that is not known, the first
+    two images are embedded once more to find out. The embeddings are an array in memory or, if there are many, in a
+    temporary file. With `flip`, they are the sums of the embeddings of image and mirror image.
 
     Warns if the images look like whole photos. With `detector`, a YuNet file, they are whole photos, whose faces are
     aligned first. `name` is the input, for messages. `landmarks` are the landmarks of the images, (N, 5, 2), see
