@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import compress
 from pathlib import Path
@@ -34,6 +34,7 @@ class FaceDataset(Protocol):
         places(index)            first byte and size of images in their files, see `image_places`
         sizes(index)             least and largest size of images, see `image_sizes`
         landmarks                float32 (num_images, 5, 2), see `formats/landmark_file.py`; None without any
+        landmark_reader()        what reads the landmarks of some images, see `landmark_reader`
         photo_landmarks          landmarks of images that are not aligned, see `photo_landmarks`; None without any
         skipped                  list of `SkippedFile`: files that are not images of the dataset
     """
@@ -122,6 +123,18 @@ def image_landmarks(dataset: FaceDataset) -> np.ndarray | None:
     return getattr(dataset, "landmarks", None)
 
 
+def landmark_reader(dataset: FaceDataset) -> Callable[[np.ndarray], np.ndarray] | None:
+    """Return a function that returns the landmarks (B, 5, 2) of B images; None if the dataset has none.
+
+    It reads a landmark file where it is mapped: a copy of 42 million landmarks would take 1.7 GB in each rank.
+    """
+    reader_of = getattr(dataset, "landmark_reader", None)
+    if reader_of is not None:
+        return reader_of()
+    landmarks_N52 = image_landmarks(dataset)
+    return None if landmarks_N52 is None else landmarks_N52.__getitem__
+
+
 def photo_landmarks(dataset: FaceDataset) -> np.ndarray | None:
     """Return the landmarks in pixels of images that are not aligned, float32 (num_images, 5, 2); None without any.
 
@@ -163,6 +176,8 @@ def consecutive_ranges(index: np.ndarray) -> Iterator[tuple[int, int]]:
 class DatasetView:
     """Images of other datasets; `_find` says where an image is. A pickled one has no labels."""
 
+    num_images: int
+
     def __getstate__(self) -> dict[str, Any]:
         # Reading processes get it so, and read images alone: labels of 42 million images would take 500 MB in each.
         return {name: value for name, value in self.__dict__.items() if name not in ("labels", "identities")}
@@ -170,6 +185,16 @@ class DatasetView:
     def _find(self, index: int) -> tuple[FaceDataset, int]:
         """Return the dataset of an image, and the image's index in it."""
         raise NotImplementedError
+
+    def landmark_reader(self) -> Callable[[np.ndarray], np.ndarray] | None:
+        """As `landmark_reader` of the module."""
+        raise NotImplementedError
+
+    @property
+    def landmarks(self) -> np.ndarray | None:
+        """Landmarks of all images; None if a dataset has none."""
+        read = self.landmark_reader()
+        return None if read is None else read(np.arange(self.num_images))
 
     def read(self, index: int) -> bytes:
         """Return the encoded image."""
@@ -231,11 +256,10 @@ class ImageSubset(DatasetView):
         """Return the ranges of the sizes of images, int64 (B, 2)."""
         return image_sizes(self._dataset, self._index[index])
 
-    @property
-    def landmarks(self) -> np.ndarray | None:
-        """Landmarks of the selected images; None if the other dataset has none."""
-        landmarks_N52 = image_landmarks(self._dataset)
-        return None if landmarks_N52 is None else landmarks_N52[self._index]
+    def landmark_reader(self) -> Callable[[np.ndarray], np.ndarray] | None:
+        """Return what reads the landmarks of selected images; None if the other dataset has none."""
+        read = landmark_reader(self._dataset)
+        return None if read is None else lambda index: read(self._index[index])
 
     @property
     def photo_landmarks(self) -> np.ndarray | None:

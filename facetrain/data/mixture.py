@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -18,8 +18,8 @@ from facetrain.data.dataset import (
     identity_name,
     identity_names,
     image_files,
-    image_landmarks,
     image_places,
+    landmark_reader,
     photo_landmarks,
     prefetch_images,
     skipped_files,
@@ -86,23 +86,27 @@ class MixtureDataset(DatasetView):
 
     def places(self, index: np.ndarray) -> np.ndarray | None:
         """Return the places of images in the files of their datasets, int64 (B, 2); None if a dataset has none."""
-        number_B = np.searchsorted(self._ends, index, side="right")
         place_B2 = np.empty((len(index), 2), np.int64)
-        for number, dataset in enumerate(self.datasets):
-            is_inside_B = number_B == number
-            first = self._ends[number] - self.counts[number]
-            inner_B2 = image_places(dataset, index[is_inside_B] - first)
+        for number, (is_inside_B, inner) in enumerate(self._split(index)):
+            inner_B2 = image_places(self.datasets[number], inner)
             if inner_B2 is None:
                 return None
             place_B2[is_inside_B] = inner_B2
         return place_B2
 
-    @property
-    def landmarks(self) -> np.ndarray | None:
-        """Landmarks of all images; None if a dataset has none."""
-        parts = [image_landmarks(dataset) for dataset in self.datasets]
-        complete = [part for part in parts if part is not None]
-        return np.concatenate(complete) if len(complete) == len(parts) else None
+    def landmark_reader(self) -> Callable[[np.ndarray], np.ndarray] | None:
+        """Return what reads the landmarks of images; None if a dataset has none."""
+        readers = [reader for dataset in self.datasets if (reader := landmark_reader(dataset)) is not None]
+        if len(readers) < len(self.datasets):
+            return None
+
+        def read(index: np.ndarray) -> np.ndarray:
+            landmark_B52 = np.empty((len(index), 5, 2), np.float32)
+            for reader, (is_inside_B, inner) in zip(readers, self._split(index), strict=True):
+                landmark_B52[is_inside_B] = reader(inner)
+            return landmark_B52
+
+        return read
 
     @property
     def photo_landmarks(self) -> np.ndarray | None:
@@ -133,6 +137,13 @@ class MixtureDataset(DatasetView):
     @cached_property
     def _has_names(self) -> list[bool]:
         return [has_identity_names(dataset) for dataset in self.datasets]
+
+    def _split(self, index: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield for each dataset which of B images are in it, bool (B,), and their indices there."""
+        number_B = np.searchsorted(self._ends, index, side="right")
+        for number, end in enumerate(self._ends):
+            is_inside_B = number_B == number
+            yield is_inside_B, index[is_inside_B] - end + self.counts[number]
 
     def _find(self, index: int) -> tuple[FaceDataset, int]:
         number = int(np.searchsorted(self._ends, index, side="right"))

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from facetrain.data.dataset import FaceDataset, image_landmarks, prefetch_images
+from facetrain.data.dataset import FaceDataset, landmark_reader, prefetch_images
 from facetrain.data.formats.landmark_file import without_gaps
 from facetrain.data.loading.device_prefetch import EXTRA_SLOTS, build_prefetcher
 from facetrain.data.loading.reader import BatchSlots
@@ -110,7 +110,7 @@ class Loader:
         self.wait_s = 0.0
         """Seconds that training has waited for batches."""
         self._dataset, self._sampler, self._settings = dataset, sampler, settings
-        self._landmarks = image_landmarks(dataset) if settings.landmarks else None
+        self._read_landmarks = landmark_reader(dataset) if settings.landmarks else None
         self._world = world
         self._next_step, self._stop_step = start_step, stop_step
         self._is_first_step = True
@@ -150,8 +150,8 @@ class Loader:
                 label = self._dataset.labels[read].astype(np.int64)
                 label_on_device = self._prefetcher.to_device(label)
                 landmarks = None
-                if self._landmarks is not None:
-                    landmarks = torch.from_numpy(without_gaps(self._landmarks[read]))
+                if self._read_landmarks is not None:
+                    landmarks = torch.from_numpy(without_gaps(self._read_landmarks(read)))
                 self._free.append(slot)
                 self._submit_steps()
             self.wait_s += time.perf_counter() - start

@@ -17,7 +17,7 @@ from facetrain.checkpoint.load import Checkpoint
 from facetrain.config.loading import is_set
 from facetrain.config.own_code import code_digests
 from facetrain.config.schema import Config
-from facetrain.data.dataset import FaceDataset, evenly_spread, image_landmarks, image_places
+from facetrain.data.dataset import FaceDataset, evenly_spread, image_places, landmark_reader
 from facetrain.data.mixture import MixtureDataset, parts_of
 from facetrain.data.remote_dataset import object_versions
 from facetrain.errors import ConfigError, ModelError, UnreadableError
@@ -149,12 +149,12 @@ def digest_objects(source: FaceDataset) -> str:
 
 def digest_landmarks(source: FaceDataset) -> str:
     """Return a digest of the landmarks of a dataset's images; empty if it has none."""
-    landmarks_N52 = image_landmarks(source)
-    if landmarks_N52 is None:
+    read = landmark_reader(source)
+    if read is None:
         return ""
     return _digest(
-        np.ascontiguousarray(landmarks_N52[start : start + _CHUNK_IMAGES], "<f4").tobytes()
-        for start in range(0, len(landmarks_N52), _CHUNK_IMAGES)
+        read(np.arange(start, min(start + _CHUNK_IMAGES, source.num_images))).astype("<f4").tobytes()
+        for start in range(0, source.num_images, _CHUNK_IMAGES)
     )
 
 

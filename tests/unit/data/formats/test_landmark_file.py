@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from facetrain.data.augmentations.build import build_augment
-from facetrain.data.dataset import SubsetDataset, image_landmarks
+from facetrain.data.dataset import SubsetDataset, image_landmarks, landmark_reader
 from facetrain.data.formats.landmark_file import (
     landmarks_path,
     read_landmarks_beside,
@@ -137,6 +137,15 @@ def test_subsets_and_mixtures_have_the_landmarks_of_their_images(folder, tmp_pat
     plain = open_dataset(write_records(tmp_path / "plain", [0, 1]))
     assert image_landmarks(plain) is None
     assert image_landmarks(MixtureDataset([dataset, plain], [1.0, 1.0])) is None
+
+
+def test_landmarks_of_a_batch_of_a_mixture_are_read_where_each_dataset_has_mapped_them(folder):
+    dataset, landmarks = open_dataset(folder), random_landmarks(12)
+    read = landmark_reader(MixtureDataset([SubsetDataset(dataset, [1, 3]), dataset], [1.0, 1.0]))
+    # A copy of all landmarks would not follow the file.
+    changed = np.load(folder / "landmarks.npy", mmap_mode="r+")
+    changed[3] = 0.5
+    assert (read(np.array([13, 1, 7])) == [landmarks[7], changed[3], landmarks[1]]).all()
 
 
 def test_written_datasets_keep_the_landmarks(folder, tmp_path):
