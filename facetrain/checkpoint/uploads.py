@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from facetrain.checkpoint.commit import step_folder
@@ -27,10 +28,10 @@ _SLOWEST_POLL_S = 30.0
 class Uploads:
     """Uploads of saved checkpoints, one after the other, in a thread of each rank.
 
-    Every rank uploads the files that it has written. The leader's thread waits until the store has the files of all
-    ranks, and then writes the manifest. What the store lacks after all ranks have uploaded, it has lost: the upload has
-    failed. A checkpoint that is saved while another one is uploaded waits; a newer one takes its place. An upload that
-    fails is given up, with a warning.
+    The leader's thread checks first that the mirror is still the run's. Then every rank uploads the files that it has
+    written. The leader's thread waits until the store has the files of all ranks, and then writes the manifest. What
+    the store lacks after all ranks have uploaded, it has lost: the upload has failed. A checkpoint that is saved while
+    another one is uploaded waits; a newer one takes its place. An upload that fails is given up, with a warning.
 
     `add`, `poll` and `finish` are collective, and all ranks begin the same uploads. The threads call no collectives.
     """
@@ -56,13 +57,13 @@ class Uploads:
         self._current: SaveOutcome | None = None
         self._pending: SaveOutcome | None = None
         self._failure, self._failure_of_others = "", ""
-        self._is_uploaded, self._has_claimed = False, has_claimed
+        self._is_checking, self._is_uploaded, self._has_claimed = False, False, has_claimed
         self._others_ended = threading.Event()
 
     @property
     def steps_in_use(self) -> set[int]:
         """Steps whose local files this rank needs for an upload."""
-        current = self._current if self._is_busy else None
+        current = self._current if self._is_checking or self._is_busy else None
         return {saved.step for saved in (current, self._pending) if saved}
 
     def add(self, saved: SaveOutcome) -> None:
@@ -77,18 +78,20 @@ class Uploads:
         self.poll()
 
     def poll(self) -> None:
-        """Begin the upload of the checkpoint that waits, if no rank uploads another one."""
-        # One small reduction, and only while a checkpoint waits, which all ranks know alike.
-        if self._pending is None or collectives.any_rank(self._is_busy):
+        """Begin the next part of the work, if no rank is busy with another one: a check of the mirror, or an upload."""
+        # One small reduction, and only while something waits, which all ranks know alike.
+        if not self._is_waited_for or collectives.any_rank(self._is_busy):
+            return
+        if self._is_checking:
+            self._is_checking = False
+            if not collectives.any_rank(bool(self._failure)):
+                self._start(self._upload)
             return
         self._current, self._pending = self._pending, None
         self._failure, self._failure_of_others, self._is_uploaded = "", "", False
         self._others_ended.clear()
-        # A daemon: a process that ends must not wait for a store that hangs.
-        self._thread = threading.Thread(
-            target=self._upload, args=(self._current,), name="checkpoint-upload", daemon=True
-        )
-        self._thread.start()
+        self._is_checking = True
+        self._start(self._check_mirror)
 
     def finish(
         self,
@@ -105,12 +108,18 @@ class Uploads:
             self._share_progress()
             self.poll()
             # In short collectives: the uploads may take longer than train.timeout_s.
-            if not collectives.any_rank(self._is_busy) and self._pending is None:
+            if not collectives.any_rank(self._is_busy) and not self._is_waited_for:
                 return self._failure
             check_stop()
             if collectives.any_rank(time.monotonic() > deadline):
                 return "an upload had not ended when the run ended"
-            time.sleep(_POLL_S)
+            if self._thread is not None:
+                self._thread.join(_POLL_S)
+
+    @property
+    def _is_waited_for(self) -> bool:
+        """Whether an upload is still to begin. The same on all ranks."""
+        return self._is_checking or self._pending is not None
 
     @property
     def _is_busy(self) -> bool:
@@ -123,33 +132,48 @@ class Uploads:
         if self._failure_of_others or all(is_uploaded for _, is_uploaded in reports):
             self._others_ended.set()
 
+    def _start(self, work: Callable[[SaveOutcome], None]) -> None:
+        # A daemon: a process that ends must not wait for a store that hangs.
+        self._thread = threading.Thread(
+            target=work, args=(self._current,), name="checkpoint-upload", daemon=True
+        )
+        self._thread.start()
+
+    def _check_mirror(self, saved: SaveOutcome) -> None:
+        """Check on the leader, before the ranks upload gigabytes in vain, that the mirror is the run's."""
+        if saved.manifest is not None:
+            with self._recording_failure(saved):
+                self._require_mirror(saved.manifest)
+
     def _upload(self, saved: SaveOutcome) -> None:
-        try:
-            with os_errors_as(CheckpointError, self._checkpoints):
-                folder = step_folder(self._checkpoints, saved.step)
-                if saved.manifest is not None:
-                    self._require_mirror(saved.manifest)  # before gigabytes are uploaded in vain
-                self._mirror.upload(folder, saved.step, saved.files)
-                if saved.manifest is None:  # not the leader
-                    self._is_uploaded = True
-                    return
+        with self._recording_failure(saved):
+            self._mirror.upload(step_folder(self._checkpoints, saved.step), saved.step, saved.files)
+            if saved.manifest is not None:
                 self._require_mirror(saved.manifest)
                 self._mirror.upload_files(self._run_files())
-                self._is_uploaded = True
+            self._is_uploaded = True
+            if saved.manifest is not None:
                 self._wait_for_all(saved.step, saved.manifest)
                 self._require_mirror(saved.manifest)
                 self._mirror.commit(saved.manifest)
                 logger.info("uploaded the checkpoint of step %d", saved.step)
-        except Exception as error:  # a failed upload must not end the training, whatever the reason
-            self._failure = str(error) if isinstance(error, FacetrainError) else error_reason(error)
-            if saved.manifest is not None:
-                warn(f"the checkpoint of step {saved.step} was not uploaded: {self._failure}")
+        if saved.manifest is None or self._failure:
             return
         try:
             self._require_mirror(saved.manifest)  # the checkpoints of another process are not ours to remove
             self._mirror.remove_surplus(saved.step, keep=self._keep, best_metric=self._best_metric)
         except Exception as error:
             warn(f"old checkpoints were not removed from the mirror: {error_reason(error)}")
+
+    @contextmanager
+    def _recording_failure(self, saved: SaveOutcome) -> Iterator[None]:
+        try:
+            with os_errors_as(CheckpointError, self._checkpoints):
+                yield
+        except Exception as error:  # a failed upload must not end the training, whatever the reason
+            self._failure = str(error) if isinstance(error, FacetrainError) else error_reason(error)
+            if saved.manifest is not None:
+                warn(f"the checkpoint of step {saved.step} was not uploaded: {self._failure}")
 
     def _require_mirror(self, manifest: Manifest) -> None:
         """Take the mirror for this process, once, and check that no other one has taken it since."""

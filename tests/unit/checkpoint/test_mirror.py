@@ -421,6 +421,25 @@ def test_of_two_runs_that_begin_together_only_the_later_one_writes_to_the_mirror
     assert not any("step_00000004" in name for name in filesystem.find(root)), "uploaded in vain"
 
 
+def test_no_rank_uploads_before_the_leader_has_found_that_the_mirror_is_the_run_s(
+    tmp_path, store, monkeypatch
+):
+    answers = []  # of all ranks: busy, busy, failed
+    monkeypatch.setattr(collectives, "any_rank", lambda flag: flag or answers.pop(0))
+    uploads = uploads_of(tmp_path)
+    for step, has_failed in ((2, True), (4, False)):
+        saved = replace(save(tmp_path, step), manifest=None)  # of another rank than the leader
+        answers[:] = [False, True, False, has_failed]
+        store.requests.clear()
+        uploads.add(saved)
+        wait_until(lambda: not uploads._is_busy)
+        uploads.poll()
+        assert not store.requests and uploads.steps_in_use == {step}, "the leader still looks"
+        uploads.poll()
+        wait_until(lambda: not uploads._is_busy)
+        assert bool(store.requests) is not has_failed and not answers
+
+
 @pytest.mark.slow
 def test_of_two_processes_that_continue_one_run_only_the_later_one_writes_to_the_mirror(
     tmp_path, monkeypatch, capsys
