@@ -170,7 +170,10 @@ def _begin_in_folder(agreed: Agreed, state: TrainState) -> tuple[Sinks | None, L
                 source, measured = agreed.data.source, agreed.plan.request.measured.keys()
                 # A run that continues has `model.init_from` here, too: its network is not a new one.
                 config = agreed.config
-                warnings += check_start(config, agreed.folder, source, state, agreed.schedule, measured)
+                changed = {change.key for change in agreed.plan.changes}
+                warnings += check_start(
+                    config, agreed.folder, source, state, agreed.schedule, measured, changed
+                )
                 # Before the folder is written: a sink may refuse the run.
                 sinks = open_sinks(agreed.config, agreed.folder, agreed.plan.run_id, agreed.plan.step)
                 warnings += sinks.faults if sinks else []
