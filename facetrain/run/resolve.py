@@ -7,7 +7,7 @@ from pathlib import Path
 
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.run_id import new_run_id, read_run_id, run_id_of
-from facetrain.config.changes import lookup
+from facetrain.config.changes import ConfigChange, lookup
 from facetrain.config.loading import is_set, plain_config, with_values
 from facetrain.config.paths import with_absolute_paths, with_downloads, with_paths_of_sets
 from facetrain.config.schema import Config
@@ -136,7 +136,9 @@ def _continued(
     is_verified = checkpoint.meta.get("unverified") is not True
     # A model of a later step is the result of a course that this resume leaves.
     model = None if plan.is_fetched else newest_model_file(Path(plan.folder))
-    has_results = model is not None and read_step(model) == checkpoint.step
+    is_over = has_ended and is_verified and model is not None and read_step(model) == checkpoint.step
+    if is_over and plan.request.is_part:
+        _require_unchanged([change for change in changes if is_set(plan.set_keys, change.key)], checkpoint)
     return plan.model_copy(
         update={
             "step": checkpoint.step,
@@ -146,9 +148,22 @@ def _continued(
             ),
             "changes": tuple(changes),
             "chosen": (*plan.chosen, *describe_initial(kept)),
-            "is_over": has_ended and is_verified and has_results,
+            "is_over": is_over,
         }
     )
+
+
+def _require_unchanged(changes: list[ConfigChange], checkpoint: Checkpoint) -> None:
+    """Check that the command sets nothing of a run that is over: its page would show it as what was trained with.
+
+    Raises:
+        ConfigError: it does.
+    """
+    if changes:
+        raise ConfigError(
+            f"{', '.join(map(str, changes))}: has no effect, because the run was already finished, at step "
+            f"{checkpoint.step:,}; remove the --set, or train anew in another folder"
+        )
 
 
 def _require_known_expectations(config: Config, schedule: StepSchedule) -> None:

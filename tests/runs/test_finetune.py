@@ -54,6 +54,10 @@ def test_an_interrupted_fine_tuning_is_resumed_and_keeps_a_model(web_server, tmp
         "Other people",
     ):
         assert part in page
+    changed = ("--set", f"train.max_steps={last}", "--set", "seed=3", "--set", "optim.lr=0.5")
+    refused = str(refusal(*command, "--resume", *changed))
+    assert "optim.lr: 0.001 → 0.5: has no effect, because the run was already finished" in refused
+    assert (output / "report.html").read_text() == page
     compared = facetrain("eval", output / "model.safetensors", "--target", output / "held_out.bin")
     assert compared.returncode == 0, compared.stderr
 
