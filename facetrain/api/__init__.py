@@ -3,9 +3,9 @@
     import facetrain
 
     run = facetrain.train("quickstart", dataset="faces", train={"epochs": 2})
-    facetrain.evaluate(run.folder, "lfw", data_dir="sets")["lfw"]["accuracy"]
+    facetrain.evaluate(run, "lfw", data_dir="sets")["lfw"]["accuracy"]
 
-    model = facetrain.load_model(run.folder)
+    model = facetrain.load_model(run)
     embedding_ND = model.embed(["a.jpg", "b.jpg"])
     model.compare("a.jpg", "b.jpg").cosine
 

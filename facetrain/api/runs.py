@@ -25,10 +25,13 @@ from facetrain.telemetry.jsonl import read_jsonl
 
 @dataclass(frozen=True)
 class Run:
-    """Finished run."""
+    """Finished run. The functions take it in place of its folder."""
 
     folder: Path
     """Run folder, with `model.safetensors`, `metrics.jsonl`, `config.yaml` and the checkpoints."""
+
+    def __fspath__(self) -> str:
+        return str(self.folder)
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return the lines of metrics.jsonl: one dict for each logged step and each verification."""
@@ -37,7 +40,7 @@ class Run:
 
     def load_model(self, device: str = "auto") -> Model:
         """Open the model of the run."""
-        return load_model(self.folder, device, allow_code=True)  # it has run in this process
+        return load_model(self, device, allow_code=True)  # it has run in this process
 
 
 def train(

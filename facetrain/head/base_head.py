@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -142,12 +142,13 @@ class BaseHead(nn.Module):
         """
         raise NotImplementedError
 
-    def check_labels(self, labels: np.ndarray) -> None:
-        """Check that every label is a class of the head.
+    def check_labels(self, labels: np.ndarray | Sequence[int]) -> None:
+        """Check that every label, of an array or a list of integers, is a class of the head.
 
         Raises:
             DataError: one is not.
         """
+        labels = np.asarray(labels)
         wrong = labels[(labels < 0) | (labels >= self.num_classes)]
         if len(wrong):
             raise DataError(

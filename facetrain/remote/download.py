@@ -77,7 +77,8 @@ def local_path(name: str | os.PathLike[str]) -> Path:
     Raises:
         FacetrainError: as `fetch`.
     """
-    return fetch(str(name))[0] if is_name(str(name)) else Path(name)
+    text = os.fspath(name)
+    return fetch(text)[0] if is_name(text) else Path(text)
 
 
 def pinned(name: str) -> str:

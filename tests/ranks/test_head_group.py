@@ -204,6 +204,8 @@ def test_a_label_outside_all_heads_is_an_error():
     group = HeadGroup(make_heads(0, 1, 1.0, update_in_backward=True), WEIGHTS, (0.3, 0.5, 0.2))
     with pytest.raises(DataError, match="label 22 is outside the 22 classes"):
         group(torch.zeros(2, SIZE), torch.tensor([0, 22]))
+    with pytest.raises(DataError, match="label 22 is outside the 22 classes"):
+        group.check_labels([0, 22])
 
 
 def test_saved_rows_load_by_the_labels_of_the_group():

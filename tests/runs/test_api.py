@@ -32,9 +32,9 @@ config = {
     "log": {"tensorboard": False, "report": False},
 }
 run = facetrain.train(config, dataset="faces", train={"max_steps": 4}, **{"log.every_steps": 1})
-run = facetrain.resume(run.folder, train={"max_steps": 6})
+run = facetrain.resume(run, train={"max_steps": 6})
 assert len(facetrain.Dataset("faces")) == 48
-result = facetrain.evaluate(run.folder, "synth", bootstrap=0)["synth"]
+result = facetrain.evaluate(run, "synth", bootstrap=0)["synth"]
 print("steps", max(line["step"] for line in run.metrics()), "accuracy", result["accuracy"])
 print("again in", facetrain.train(config, dataset="faces", train={"max_steps": 1}).folder)
 """

@@ -228,6 +228,15 @@ def test_a_network_that_has_diverged_is_refused(folder, tmp_path):
     assert not (tmp_path / "t.safetensors").exists()
 
 
+def test_a_run_takes_the_place_of_its_folder(folder):
+    run = facetrain.Run(folder / "m.safetensors")
+    assert facetrain.load_model(run, "cpu").path == run.load_model("cpu").path == run.folder
+    missing = facetrain.Run(folder / "absent")
+    for call in (facetrain.resume, lambda run: facetrain.evaluate(run, "val", device="cpu")):
+        with pytest.raises(facetrain.errors.FacetrainError, match=f"^{missing.folder}: "):
+            call(missing)
+
+
 def test_an_open_model_keeps_its_place_when_the_current_folder_changes(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
     model = facetrain.load_model("m.safetensors", "cpu", detector="detector.onnx")
