@@ -13,7 +13,7 @@ import typer
 from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import DataDir, Float32InferenceOptions, Json, local_file, local_set
 from facetrain.cli.outputs import echo_line, leave_to_first_rank, require_existing, require_writable
-from facetrain.text import count_text, shell_path
+from facetrain.text import count_text, percent, shell_path
 
 if TYPE_CHECKING:
     from facetrain.verify.calibration import Threshold
@@ -113,7 +113,7 @@ def _print(path: Path | None, model: Path, thresholds: Sequence[Threshold]) -> N
         low, high = each.fmr_interval
         line = f"  FMR {each.fmr:g}  cosine >= {each.cosine:.4f}  FMR of other people [{low:.2g}, {high:.2g}]"
         if each.fnmr is not None and each.fnmr_interval is not None:
-            line += f"  FNMR {each.fnmr:.3%} [{each.fnmr_interval[0]:.3%}, {each.fnmr_interval[1]:.3%}]"
+            line += f"  FNMR {percent(each.fnmr)} [{percent(each.fnmr_interval[0])}, {percent(each.fnmr_interval[1])}]"
         assert each.false_accepts is not None, "only a stored threshold may lack it"
         echo_line(f"{line}  {few_errors(each.false_accepts, 'false accept')}".rstrip())
     if path:

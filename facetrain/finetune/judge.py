@@ -22,6 +22,7 @@ from facetrain.finetune.workplace import Bar
 from facetrain.models.average_models import average_models
 from facetrain.models.embedding_model import open_model
 from facetrain.models.model_file import THRESHOLDS_KEY, save_model
+from facetrain.text import percent
 from facetrain.verify.calibrate_model import calibrate_model
 from facetrain.verify.calibration import Threshold
 from facetrain.verify.evaluate import evaluate
@@ -148,7 +149,7 @@ def describe(verdict: Verdict) -> list[str]:
     lines = [headline(verdict), f"  {verdict.reason}"]
     for share, harm in verdict.tried.items():
         accuracies = ", ".join(
-            f"{name} {accuracy_of(harm.before[name]):.2%} → {accuracy_of(result):.2%}"
+            f"{name} {percent(accuracy_of(harm.before[name]))} → {percent(accuracy_of(result))}"
             for name, result in harm.after.items()
         )
         lines.append(

@@ -17,6 +17,7 @@ from facetrain.embeddings.embed_images import embed_images, open_embedder
 from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.embeddings.inference import Inference
 from facetrain.models.embedding_model import open_model
+from facetrain.text import percent
 from facetrain.verify.evaluate import evaluate
 from facetrain.verify.metrics.result import Result
 from facetrain.verify.protocol_options import EvaluationOptions
@@ -58,7 +59,7 @@ class Harm:
             before, after = accuracy_of(self.before[name]), accuracy_of(result)
             # A little more than one pair: the folds weigh their pairs slightly differently.
             if before - after > max(_MOST_LOST, 1.1 / (result.metrics["pairs"] or 1)):
-                yield f"the accuracy on {name} falls from {before:.2%} to {after:.2%}"
+                yield f"the accuracy on {name} falls from {percent(before)} to {percent(after)}"
 
 
 class OtherPeople:

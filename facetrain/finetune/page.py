@@ -13,6 +13,7 @@ from facetrain.finetune.other_people import Harm, accuracy_of
 from facetrain.finetune.prepare import Prepared
 from facetrain.pages.render import render
 from facetrain.run.report.page import run_values
+from facetrain.text import percent
 from facetrain.verify.output.hardest_pairs import hardest_pairs_of, pair_groups
 
 
@@ -53,9 +54,11 @@ def write_page(prepared: Prepared, verdict: Verdict) -> None:
 def _other_people(tried: dict[float, Harm]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return the headings and the rows of the table of what each share changes for other people."""
     first = next(iter(tried.values())).before
-    rows = [("0%, the first model", "1.000", *(f"{accuracy_of(result):.2%}" for result in first.values()))]
+    rows = [
+        ("0%, the first model", "1.000", *(f"{percent(accuracy_of(result))}" for result in first.values()))
+    ]
     for share, harm in tried.items():
-        accuracies = (f"{accuracy_of(harm.after[name]):.2%}" for name in first)
+        accuracies = (f"{percent(accuracy_of(harm.after[name]))}" for name in first)
         rows.append((f"{share:.0%}", f"{harm.cosine:.3f}", *accuracies))
     return ("fine-tuned weights", "cosine kept by strangers", *(f"accuracy, {name}" for name in first)), rows
 

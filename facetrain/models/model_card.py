@@ -13,7 +13,7 @@ from typing import Any
 
 from facetrain.models.embedding_model import EmbeddingModel
 from facetrain.models.model_file import CARDS_KEY, CONFIG_KEY, MODEL_FILE, SOURCES_KEY
-from facetrain.text import printable
+from facetrain.text import percent, printable
 
 _TO_FILL_IN = "_to be filled in by the publisher of the model_"
 _RATES = ("accuracy", "auc", "eer", "tar@", "rank", "tpir@")
@@ -190,7 +190,7 @@ def _format(metric: str, value: float | None) -> str:
     if 0 < value < _SMALLEST_PERCENT:
         return f"{value:.1e}"
     # The AUC is close to 1, and needs more digits.
-    return f"{value:.5f}" if metric == "auc" else f"{value:.3%}"
+    return f"{value:.5f}" if metric == "auc" else percent(value)
 
 
 def escape_markdown(value: object) -> str:

@@ -108,7 +108,7 @@ def _has_grown(first: float | str, last: float | str) -> bool:
 def _accuracy_line(name: str, metrics: Mapping[str, Metric]) -> str:
     accuracy = metrics[f"{name}/accuracy"]
     (start, before), (_, after) = accuracy.first, accuracy.last
-    line = f"  {name:9} accuracy {formatted(before, '.2%')} at step {start} → {formatted(after, '.2%')}"
+    line = f"  {name:9} accuracy {formatted(before, '%')} at step {start} → {formatted(after, '%')}"
     if f"{name}/auc" in metrics:
         line += f" (AUC {formatted(metrics[f'{name}/auc'].last[1], '.4f')})"
     return f"{line}, {formatted(metrics[f'{name}/pairs'].last[1], '.0f')} pairs"

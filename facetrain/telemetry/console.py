@@ -10,7 +10,7 @@ from rich.console import Console as Terminal
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from facetrain.telemetry.log import logger
-from facetrain.text import printable
+from facetrain.text import percent, printable
 
 _SHOWN_TAR = "tar@1e-03"
 """True accept rate that a line shows. LFW's 3,000 impostor pairs measure a FAR of 1 in 1,000 from three pairs, and a
@@ -96,9 +96,9 @@ def _number(value: float, form: str, *, smallest: float = 1e-3) -> str:
 
 def _verification_line(step: int, name: str, values: dict[str, Any]) -> str:
     # With the accuracy alone, a network that is better than chance but not yet by much looks untrained.
-    fields = [f"accuracy {values[f'{name}/accuracy']:.2%}"]
+    fields = [f"accuracy {percent(values[f'{name}/accuracy'])}"]
     if (auc := values.get(f"{name}/auc")) is not None:
         fields.append(f"AUC {auc:.4f}")
     if (tar := values.get(f"{name}/{_SHOWN_TAR}")) is not None:
-        fields.append(f"{_SHOWN_TAR.upper()} {tar:.2%}")
+        fields.append(f"{_SHOWN_TAR.upper()} {percent(tar)}")
     return f"step {step}: verification of {name}  {'  '.join(fields)}"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from facetrain.data.loading.sampler import sample_numbers
+from facetrain.text import percent
 
 _BLOCK_NUMBERS = 1 << 25
 """float32 numbers in memory at a time, embeddings or similarities: 128 MiB."""
@@ -124,7 +125,7 @@ class Separation:
         """Return the error and what follows from it."""
         if self.eer is None:
             return "no label can be compared: that needs two identities, and two images of one of them"
-        line = f"this model separates the identities of this dataset with an EER of {self.eer:.2%}"
+        line = f"this model separates the identities of this dataset with an EER of {percent(self.eer)}"
         if self.useless:
             return f"{line}: it cannot separate them, or most labels are wrong; use a stronger model"
         if self.eer >= WEAK_EER:

@@ -16,6 +16,7 @@ from facetrain.config.loading import CONFIG_FILE, load_config
 from facetrain.errors import ConfigError
 from facetrain.run.folder.run_files import METRICS_FILE
 from facetrain.telemetry.jsonl import GrowingJsonLines, stream_jsonl
+from facetrain.text import percent
 
 _MOST_STRETCHES = 2000
 """Stretches of a curve with two points each: more than a page has pixels."""
@@ -161,5 +162,7 @@ def trained_loss_of(folder: Path) -> str:
 
 
 def formatted(value: Any, form: str) -> str:
-    """Format a value of metrics.jsonl, where NaN and infinity are texts."""
-    return format(value, form) if isinstance(value, int | float) else str(value)
+    """Format a value of metrics.jsonl, where NaN and infinity are texts; `%` as `percent`."""
+    if not isinstance(value, int | float):
+        return str(value)
+    return percent(value) if form == "%" else format(value, form)

@@ -14,7 +14,7 @@ from facetrain.run.folder.run_files import is_run
 from facetrain.run.folder.run_state import FAILED, FINISHED, RUNNING, STOPPED, RunState, read_state
 from facetrain.run.report.history import History, formatted, trained_loss_of
 from facetrain.telemetry.log import warn
-from facetrain.text import count_text, printable
+from facetrain.text import count_text, percent, printable
 
 KINDS = {RUNNING: "none", FINISHED: "good", STOPPED: "warn", FAILED: "bad"}
 """State of a run -> kind of its verdict on a page."""
@@ -103,14 +103,14 @@ def _best_of(runs: Sequence[ListedRun]) -> tuple[str, str, str] | None:
     name = counts.most_common(1)[0][0]
     best = max((run for run in runs if name in run.best), key=lambda run: run.best[name])
     words = f"best accuracy on {name}: {Path(best.folder).name}, of {count_text(counts[name], 'run')}"
-    return "good", f"{best.best[name]:.2%}", printable(words)
+    return "good", percent(best.best[name]), printable(words)
 
 
 def _row(run: ListedRun) -> tuple[str, ...]:
     total = "?" if run.total_steps is None else f"{run.total_steps:,}"
     saved = "–" if run.checkpoint is None else f"{run.checkpoint:,}"
     loss = "–" if run.loss is None else formatted(run.loss, ".4f")
-    best = ", ".join(f"{name} {value:.2%}" for name, value in run.best.items()) or "–"
+    best = ", ".join(f"{name} {percent(value)}" for name, value in run.best.items()) or "–"
     state = run.state + (" early" if run.state == FINISHED and run.reason else "")
     cells = (Path(run.folder).name, state, f"{run.step:,} of {total}", saved, loss, best)
     return tuple(map(printable, cells))

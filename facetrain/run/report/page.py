@@ -37,7 +37,7 @@ from facetrain.run.report.curves import PANELS, draw_curve, draw_range_test
 from facetrain.run.report.history import History, formatted, records_of, trained_loss_of
 from facetrain.run.report.list_runs import KINDS
 from facetrain.run.report.published_curve import published_curve_of
-from facetrain.text import count_text
+from facetrain.text import count_text, percent
 from facetrain.verify.output.hardest_pairs import pair_groups, read_verified_pairs
 
 _JPEG_QUALITY = 88
@@ -125,7 +125,7 @@ def _headline(history: History, state: RunState, trained: str) -> dict[str, Any]
     number = "–"
     if history.best:
         name, accuracy = next(iter(history.best.items()))
-        number, words = f"{accuracy:.2%}", f"best accuracy on {name}; {words}"
+        number, words = percent(accuracy), f"best accuracy on {name}; {words}"
     elif (loss := history.last(trained)) is not None:
         number, words = formatted(loss, ".4g"), f"loss; {words}"
     return {
@@ -139,7 +139,7 @@ def _headline(history: History, state: RunState, trained: str) -> dict[str, Any]
 
 def _tiles(history: History, state: RunState, trained: str) -> Iterator[tuple[str, str]]:
     for name, accuracy in list(history.best.items())[1:]:
-        yield f"best accuracy on {name}", f"{accuracy:.2%}"
+        yield f"best accuracy on {name}", percent(accuracy)
     if loss := history.metrics.get(trained):
         yield f"loss, {formatted(loss.first[1], '.4g')} at first", formatted(loss.last[1], ".4g")
     if speed := history.metrics.get("images_per_s"):
@@ -182,7 +182,7 @@ def _verifications(history: History) -> tuple[list[str], list[list[str]]] | None
     columns = [
         (f"{name} {words}", f"{name}/{metric}", form)
         for name in history.sets
-        for metric, words, form in (("accuracy", "accuracy", ".2%"), ("auc", "AUC", ".4f"))
+        for metric, words, form in (("accuracy", "accuracy", "%"), ("auc", "AUC", ".4f"))
         if f"{name}/{metric}" in history.metrics
     ]
     rows = [

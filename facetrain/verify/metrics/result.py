@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from facetrain.text import percent
 from facetrain.verify.metrics.cross_groups import CrossGroups
 from facetrain.verify.metrics.discard import DiscardCurve
 from facetrain.verify.metrics.fold_accuracy import FoldAccuracy, GridRoc
@@ -180,7 +181,7 @@ class Result:
         genuine, pairs = self.metrics["genuine"] or 0, self.metrics["pairs"] or 0
         share = max(genuine, pairs - genuine) / pairs
         answer = "accepting" if 2 * genuine > pairs else "refusing"
-        return f"{answer} all pairs gives {share:.2%}" if share > _BALANCED else ""
+        return f"{answer} all pairs gives {percent(share)}" if share > _BALANCED else ""
 
     def as_json(self) -> dict[str, Any]:
         """Return the metrics at the top level, and everything else under other names."""

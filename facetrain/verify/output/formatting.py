@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from facetrain.text import count_text
+from facetrain.text import count_text, percent
 from facetrain.verify.metrics.bootstrap import FEW_SUBJECTS, LEAST_SUBJECTS
 from facetrain.verify.metrics.curve_metrics import CURVE_METRICS
 from facetrain.verify.metrics.group_summary import RATES
@@ -32,8 +32,6 @@ _RATIOS = ("_ratio", "_to_mean", "_to_best", "_gini")
 
 _SMALL_RATES = ("fmr", "fpir")
 """Beginnings of the names of rates far below one percent."""
-_MOST_DECIMALS = 9
-"""Decimals of a rate: what is smaller is an error of float64, as no set has so many decisions."""
 _SMALLEST_PERCENT = 1e-4
 """A smaller rate has too few digits in percent."""
 _WORDS = {
@@ -80,10 +78,7 @@ def metric_words(name: str) -> str:
 
 
 def format_number(name: str, value: float | None) -> str:
-    """Return the text of a metric: rates in percent, ratios and other metrics as decimals, None as a dash.
-
-    Close to 0 and to 1, a rate has more digits: with 2 wrong decisions of 200,000, an accuracy must not read 100%.
-    """
+    """Return the text of a metric: rates in percent, ratios and other metrics as decimals, None as a dash."""
     if value is None:
         return "–"
     if name.endswith(_RATIOS):
@@ -91,8 +86,7 @@ def format_number(name: str, value: float | None) -> str:
     if name in _NOT_PERCENT:
         return f"{value:.5f}"
     if not name.startswith(_SMALL_RATES):
-        distance = round(min(abs(value), abs(1 - value)), _MOST_DECIMALS)
-        return f"{value:.{max(2, math.ceil(-math.log10(distance)) - 1) if distance else 2}%}"
+        return percent(value)
     return f"{value:.1e}" if 0 < abs(value) < _SMALLEST_PERCENT else f"{value:.3%}"
 
 

@@ -83,7 +83,7 @@ def test_a_card_states_on_how_much_its_results_rest():
     lines = model_card(model_of([]), "net", results={"lfw": found}, file={}).splitlines()
     for line in (
         "- lfw: 6,000 pairs, 3,000 genuine, 4,281 subjects",
-        "- lfw, sex = f: 1,200 pairs, fmr 2.0e-07 (0.000% to 3.0e-06), fnmr –",
+        "- lfw, sex = f: 1,200 pairs, fmr 2.0e-07 (0.00% to 3.0e-06), fnmr –",
         f"- lfw, tar@1e-02: {rests}.",
         "Each embedding is the sum of those of an image and its mirror image, except for accuracy_no_flip. The "
         "intervals are 95 % bootstrap intervals over subjects.",
@@ -91,7 +91,7 @@ def test_a_card_states_on_how_much_its_results_rest():
     ):
         assert line in lines
     rows = [line for line in lines if line.startswith("| lfw")]
-    assert rows == ["| lfw | auc | 0.98765 | 0.90000 to 0.99000 |", "| lfw | tar@1e-02 | 90.000% | – |"]
+    assert rows == ["| lfw | auc | 0.98765 | 0.90000 to 0.99000 |", "| lfw | tar@1e-02 | 90.00% | – |"]
     assert not any("sex, age" in line for line in lines), "it was measured"
     assert not any("fnmr@" in line for line in lines)
 

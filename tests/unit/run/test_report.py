@@ -118,7 +118,7 @@ def test_the_first_lines_of_the_page_are_the_best_and_the_last_numbers(tmp_path,
     lines.write(0, {"lfw/accuracy": 0.95, "agedb/accuracy": 0.5, "agedb/auc": 0.25})
     lines.write(1, {"loss": 30.0, "images_per_s": 100.0, "peak_memory_gib": 2.0})
     lines.write(2, {"loss": 20.0, "images_per_s": 400.0, "peak_memory_gib": 1.0, "skipped_images": 0.0})
-    lines.write(2, {"lfw/accuracy": 0.9, "agedb/accuracy": 0.6})
+    lines.write(2, {"lfw/accuracy": 0.9999, "agedb/accuracy": 0.6})
     lines.write(3, {"loss": 10.0, "images_per_s": float("nan"), "left_s": 65.0, "wait_s": 1.5})
     lines.close()
     tiles = [
@@ -140,14 +140,14 @@ def test_the_first_lines_of_the_page_are_the_best_and_the_last_numbers(tmp_path,
     running, ended = seen[0], run_values(tmp_path)
     assert running["tiles"] == [*tiles[:3], ("left", "0:01:05"), *tiles[3:]] and ended["tiles"] == tiles
     assert running["is_running"] and not ended["is_running"] and running["kind"] != ended["kind"] == "bad"
-    assert ended["headline"] == "90.00%" and "full" in ended["reason"] and running["reason"] == ""
+    assert ended["headline"] == "99.990%" and "full" in ended["reason"] and running["reason"] == ""
     assert running["words"] == "best accuracy on lfw; running at step 3 of 40"
     assert ended["warnings"].count == 152 and ended["warnings"].last == [
         "1970 rank 0 WARNING caf\ufffd"
     ] * 99 + ["1971 rank 8 WARNING late"]
     header, rows = ended["verifications"]
     assert header == ["step", "lfw accuracy", "agedb accuracy", "agedb AUC"]
-    assert rows == [["0", "95.00%", "50.00%", "0.2500"], ["2", "90.00%", "60.00%", ""]]
+    assert rows == [["0", "95.00%", "50.00%", "0.2500"], ["2", "99.990%", "60.00%", ""]]
     assert ended["environment"] == [("gpu.driver.cuda", "13"), ("command", '["é"]')]
     assert ended["restarts"] == "0 resumes and restarts" and re.fullmatch(
         r"[-0-9]+ \d\d:\d\d UTC", ended["starts"][0][0]

@@ -16,11 +16,13 @@ def test_numbers_that_are_not_finite_are_in_the_summary(tmp_path):
     lines = JsonLines(tmp_path / "metrics.jsonl")
     lines.write(10, {"loss": float("nan")})
     lines.write(20, {"lfw/accuracy": 0.5, "lfw/auc": float("nan"), "lfw/pairs": 600.0})
-    lines.write(30, {"loss": float("inf"), "lfw/accuracy": 0.75, "agedb/accuracy": 0.6, "agedb/pairs": 20.0})
+    lines.write(
+        30, {"loss": float("inf"), "lfw/accuracy": 0.9999995, "agedb/accuracy": 0.6, "agedb/pairs": 20.0}
+    )
     lines.close()
     text = summarize(tmp_path, CONFIG, Ending(has_learned=False))
     assert "  loss      nan at step 10 → inf at step 30\n" in text
-    assert "  lfw       accuracy 50.00% at step 20 → 75.00% (AUC nan), 600 pairs\n" in text
+    assert "  lfw       accuracy 50.00% at step 20 → 99.999950% (AUC nan), 600 pairs\n" in text
     assert text.index("  agedb ") < text.index("  lfw "), "in order, whatever set was the first"
     assert "  did not learn in its first steps: see the warning in " in text
     assert text.count("did not learn") == 1
