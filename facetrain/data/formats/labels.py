@@ -32,7 +32,8 @@ def require_labels(number_N: np.ndarray, place: object) -> np.ndarray:
     # As float64: the limit is beyond the largest number of 16 bits.
     wrong_N = ~are_labels(number_N.astype(np.float64))
     if wrong_N.any():
-        wrong = number_N[np.argmax(wrong_N)]
+        number = number_N[np.argmax(wrong_N)]
+        wrong = int(number) if number.is_integer() else number
         if wrong < 0:
             raise _negative(wrong, place)
         raise DataError(

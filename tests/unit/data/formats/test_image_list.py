@@ -78,9 +78,7 @@ def test_paths_can_be_relative_to_another_folder(images, tmp_path):
 @pytest.mark.parametrize("other", ["zoe", "5"])
 def test_a_negative_number_is_no_identity_of_all_unknown_people(tmp_path, other):
     (tmp_path / "a.tsv").write_text(f"1.png\t{other}\n2.png\t-1\n3.png\t-1\n")
-    with pytest.raises(
-        DataError, match=r"a\.tsv: the label -1\S* is negative, as those of unknown people are"
-    ):
+    with pytest.raises(DataError, match=r"a\.tsv: the label -1 is negative, as those of unknown people are"):
         open_list(tmp_path / "a.tsv")
 
 
