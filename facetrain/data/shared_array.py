@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import mmap
 import os
@@ -11,6 +12,13 @@ from multiprocessing.context import get_spawning_popen
 from typing import Any
 
 import numpy as np
+
+from facetrain.errors import RunError
+from facetrain.files import error_as
+
+_LIMIT_ADVICE = {
+    errno.EFBIG: "raise the limit of the size of files, which counts for this memory, too (ulimit -f)"
+}
 
 
 class SharedFile:
@@ -47,15 +55,22 @@ class SharedArray:
 
     Attributes:
         array: the numbers; 0 at first.
+
+    Raises:
+        RunError: the system refuses the memory.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: str, file: SharedFile | None = None) -> None:
         size = max(np.dtype(dtype).itemsize * math.prod(shape), 1)  # no bytes cannot be mapped
-        if file is None:
-            file = SharedFile(os.memfd_create("facetrain-array"))
-            os.ftruncate(file.descriptor, size)
+        try:
+            if file is None:
+                file = SharedFile(os.memfd_create("facetrain-array"))
+                os.ftruncate(file.descriptor, size)
+            memory = mmap.mmap(file.descriptor, size)  # the array keeps it alive
+        except OSError as error:
+            place = f"{size / 1e6:,.1f} MB of memory for the processes that read images"
+            raise error_as(RunError, place, error, _LIMIT_ADVICE.get(error.errno or 0, "")) from error
         self._file = file
-        memory = mmap.mmap(file.descriptor, size)  # the array keeps it alive
         self.array: np.ndarray = np.ndarray(shape, dtype, memory)
 
     @classmethod

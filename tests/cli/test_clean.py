@@ -94,6 +94,7 @@ def test_a_large_cut_needs_yes_and_a_model_that_can_tell_identities_apart(faces,
     noise = write_images(tmp_path / "noise", 5000)
     refused = refusal("data", "clean", model, noise, "--output", tmp_path / "out", "--yes")
     assert "cannot separate them" in str(refused) and not (tmp_path / "out").exists()
+    (noise / "dataset_card.yaml").write_text("nmae: noise")  # only an output gets it
     printed = run(capsys, "clean", model, noise)
     assert "no label is judged" in printed
 

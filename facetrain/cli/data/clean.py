@@ -90,6 +90,7 @@ def clean(
     as_json: Json = False,
 ) -> None:
     """Find wrong labels with a model, and write a corrected dataset."""
+    from facetrain.data.open_dataset import open_aligned
     from facetrain.data.tools.clean_report import describe_report, format_report, read_report
     from facetrain.data.tools.contact_sheet import write_wrong_labels_sheet
     from facetrain.data.tools.selection import select_all, select_relabeled
@@ -99,8 +100,9 @@ def clean(
 
     _check_arguments(inputs, files, inference, yes=yes, workers=workers)
     model, folder = inputs[0], inputs[-1]
-    selection = select_all(folder)
-    source = selection.source
+    # What the output gets, such as the card, is read before the model runs, and only for an output.
+    selection = None if files.output is None else select_all(folder)
+    source = selection.source if selection else open_aligned(folder)
     report = None
     if files.apply is not None:
         wrong = read_report(files.apply, source)
@@ -117,7 +119,7 @@ def clean(
         if files.sheet is not None:
             write_wrong_labels_sheet(source, wrong, files.sheet)
     label_N, written = corrected_labels(source.labels, wrong), []
-    if files.output is not None:
+    if files.output is not None and selection is not None:
         _require_safe_changes(source.labels, label_N, folder, report.separation if report else None, yes)
         with progress_bar("writing") as progress:
             relabeled = select_relabeled(folder, selection, label_N)
