@@ -19,6 +19,7 @@ from facetrain.cli.standard_streams import OutputError, prepare_standard_streams
 from facetrain.distributed.process_lifetime import (
     Mark,
     end_with_launcher,
+    forget_other_ranks,
     is_said_by_another,
     launched_by_torchrun,
     leave_exit_code,
@@ -103,6 +104,7 @@ def main() -> None:
 def end_with(run: Callable[[], int | None], *, debug: bool) -> None:
     """Run a command, and end the process with its exit code or with that of its error, whose message is printed."""
     prepare_standard_streams()
+    forget_other_ranks()
     end_with_launcher()
     allow_open_files()
     bound_spinning()

@@ -17,6 +17,8 @@ _PR_SET_PDEATHSIG = 1  # from Linux's prctl.h
 _OWN_LAUNCHER = "FACETRAIN_LAUNCHER"
 """Environment variable with the process id of the facetrain that starts the ranks. All others that an elastic agent
 sets are torchrun's as well."""
+_ENDED = ("", "X", "Z")
+"""States of a process that has ended, as in proc(5); "": there is no such process."""
 _FAILED = "failed_with_"
 """Beginning of the mark of a rank that has printed why it ends; the exit code follows."""
 
@@ -120,6 +122,19 @@ def process_stat(pid: int) -> tuple[str, str]:
     """Return state and start time of a process, a letter and clock ticks as in proc(5); both "" if they are unknown."""
     fields = status_of(pid)
     return (fields[0], fields[19]) if fields else ("", "")
+
+
+def forget_other_ranks() -> None:
+    """Forget the launcher, if this process is none of its ranks: one of them has started it, such as a callback.
+
+    It would otherwise wait for the other ranks, and leave its marks for the launcher.
+    """
+    launcher = os.environ.get(_OWN_LAUNCHER, str(os.getppid()))
+    # Of a launcher that has ended, it can be a rank.
+    if launcher != str(os.getppid()) and process_stat(int(launcher))[0] not in _ENDED:
+        for name in list(os.environ):
+            if name in (_OWN_LAUNCHER, "RANK", "LOCAL_RANK") or name.startswith("TORCHELASTIC_"):
+                del os.environ[name]
 
 
 def end_with_launcher() -> None:

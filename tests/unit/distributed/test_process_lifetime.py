@@ -29,6 +29,23 @@ while os.getppid() == launcher:
 """
 
 
+NESTED = """
+from facetrain.distributed.process_lifetime import end_with_launcher, forget_other_ranks, launched_by_torchrun
+forget_other_ranks()
+end_with_launcher()
+print("a rank" if launched_by_torchrun() else "no rank", flush=True)
+"""
+
+
+def test_a_process_that_a_rank_has_started_is_no_rank():
+    rank = NESTED + f"import subprocess, sys; subprocess.run([sys.executable, '-c', {NESTED!r}])"
+    code = LAUNCHER.format(rank=rank, end="rank.wait()")
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), stdout=subprocess.PIPE, text=True, timeout=60
+    )
+    assert done.stdout == "a rank\nno rank\n"
+
+
 @pytest.mark.parametrize(
     ("wait", "end", "output"),
     [("", "rank.wait()", "goes on\n"), (WAIT_FOR_THE_END, "os._exit(0)", "")],
