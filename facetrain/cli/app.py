@@ -29,6 +29,7 @@ from facetrain.distributed.process_lifetime import (
 from facetrain.distributed.process_setup import (
     bound_spinning,
     set_gpu_defaults,
+    silence_matplotlib_logs,
     silence_opencv_logs,
     silence_torch_logs,
 )
@@ -109,6 +110,7 @@ def end_with(run: Callable[[], int | None], *, debug: bool) -> None:
     allow_open_files()
     bound_spinning()
     silence_opencv_logs()
+    silence_matplotlib_logs()
     if launched_by_torchrun():
         # As facetrain's own launcher does for its ranks.
         silence_torch_logs()

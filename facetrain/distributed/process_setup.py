@@ -147,6 +147,11 @@ def silence_opencv_logs() -> None:
     os.environ.setdefault("OPENCV_LOG_LEVEL", "SILENT")
 
 
+def silence_matplotlib_logs() -> None:
+    """Turn off matplotlib's advice for a read-only home folder: the figures of a page are drawn without a cache."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+
+
 def _mallopt(values: dict[int, int]) -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:  # musl has none

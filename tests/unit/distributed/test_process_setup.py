@@ -106,6 +106,24 @@ def test_opencv_reports_no_damaged_image_beside_the_message():
     assert done.stderr.startswith("Traceback") and "NotAnImageError: the BMP image" in done.stderr
 
 
+def test_matplotlib_says_nothing_about_a_home_that_cannot_be_written_to():
+    code = (
+        "from facetrain.distributed.process_setup import silence_matplotlib_logs; silence_matplotlib_logs(); "
+        "import matplotlib; print(matplotlib.get_configdir())"
+    )
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("MPLCONFIGDIR", "XDG_CONFIG_HOME")
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment | {"HOME": "/proc/absent"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "/matplotlib-" in done.stdout and not done.stderr, "a folder that disappears with the process"
+
+
 NAMES = (
     "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT", "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
