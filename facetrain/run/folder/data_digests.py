@@ -101,9 +101,10 @@ def digest_records(source: FaceDataset) -> str:
 def digest_samples(source: FaceDataset) -> str:
     """Return a digest of a few images at equal distances; empty for objects in a store, which have versions.
 
-    Of a mixture, these are images of the datasets that are on a disk.
+    Of a mixture with such objects, these are images of the datasets that are on a disk.
     """
-    parts = [part for _, part in parts_of(source, "") if not object_versions(part)]
+    local = [part for _, part in parts_of(source, "") if not object_versions(part)]
+    parts = local if object_versions(source) else [source]
 
     def read(part: FaceDataset, number: int) -> bytes:
         try:

@@ -46,7 +46,7 @@ def test_landmarks_have_a_digest_of_their_numbers_and_gaps():
         changed = points.copy()
         if index is not None:
             changed[index, 2, 1] = np.nan
-        digests.add(digest_landmarks(SimpleNamespace(landmarks=changed)))
+        digests.add(digest_landmarks(SimpleNamespace(num_images=len(changed), landmarks=changed)))
     assert len(digests) == 4
     assert digest_landmarks(SimpleNamespace(landmarks=points[::2][::-1].copy())) == digest_landmarks(
         SimpleNamespace(landmarks=points[::2][::-1])
