@@ -83,12 +83,9 @@ class FolderClaim:
 
     def _default(self, folder: Path, default: Path) -> Path:
         was_used = self.was_used(folder)
-        if has_checkpoints(folder) and not was_used:
-            raise existing_run(folder)
         exist_ok = was_used or self._has_left(folder)
-        if not exist_ok and os.path.lexists(
-            folder
-        ):  # and perhaps of a user whose folders this one cannot write to
+        # It may be of another user, whose folders this one can neither read nor write to.
+        if not exist_ok and os.path.lexists(folder):
             raise ExistingRunError(f"{folder}: already exists")
         created = self._create(folder, exist_ok=exist_ok)
         if folder != default and not was_used:

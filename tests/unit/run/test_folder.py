@@ -26,6 +26,21 @@ def test_several_runs_of_one_name_get_numbers(tmp_path, capsys):
     assert claimed(default, "b") == second, "its ranks find it again"
 
 
+def test_a_folder_that_this_user_may_not_read_takes_the_name_of_a_run(tmp_path, monkeypatch):
+    default = tmp_path / "name"
+    default.mkdir()
+
+    def steps(folder):
+        if folder.parent == default:
+            raise PermissionError(folder)
+        return []
+
+    # Root, as whom tests may run, reads and writes everywhere.
+    monkeypatch.setattr(claim, "complete_steps", steps)
+    monkeypatch.setattr(claim, "creation_fault", lambda path: "denied" if path == default else "")
+    assert claimed(default, "a") == tmp_path / "name-2"
+
+
 def test_a_link_that_leads_nowhere_takes_the_name_of_a_run(tmp_path, monkeypatch):
     default = tmp_path / "name"
     default.symlink_to(tmp_path / "purged")
