@@ -218,7 +218,7 @@ class PartialFC(BaseHead):
 
     def use_kernels(self) -> None:
         """Compute with Triton kernels where there are some, on a machine where they are verified."""
-        if fused_chunks_available(self.device, self.margin, self.product_dtype):
+        if fused_chunks_available(self.device, self.margin, self._dtype_of_products()):
             self.chunk_type = FusedChunk
         if self.update is not None:
             self._optimizer.one_pass = one_pass_available(self.update, self.device, self.embedding_size)
@@ -423,7 +423,7 @@ class PartialFC(BaseHead):
         unit_GD, norm_G = gathered_GX, gathered_GX[:, -1] if self.needs_norms else None
         if gathered_GX.shape[1] > self.embedding_size:
             unit_GD = gathered_GX[:, : self.embedding_size]
-        product_dtype = self.product_dtype or _product_dtype(self.device, fp16=self._fp16)
+        product_dtype = self._dtype_of_products()
         gradient = ParameterGradient(self.weight, sparse=self._sparse) if self.weight.requires_grad else None
         sweep = ClassSweep(
             sampled=sampled,
@@ -534,6 +534,9 @@ class PartialFC(BaseHead):
                 f"the margin {self.margin.name}: {', '.join(sorted(new))} in its state was not there before the first "
                 "batch, or is no longer, so that no checkpoint could restore it; create all its tensors in __init__"
             )
+
+    def _dtype_of_products(self) -> torch.dtype | None:
+        return self.product_dtype or _product_dtype(self.device, fp16=self._fp16)
 
     def _keeps_exponentials(self, logits: int, product_dtype: torch.dtype | None) -> bool:
         if self._recompute is not None:
