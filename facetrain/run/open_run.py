@@ -169,10 +169,10 @@ def _checkpointing(parts: Parts, outputs: RunOutputs) -> Checkpointing:
 
 def _most_skipped_steps(parts: Parts) -> int:
     """Return how many steps in a row may be skipped before the run has diverged."""
-    if parts.state.stepper.scale.enabled:  # steps are skipped until the loss scale is found
-        return MAX_SKIPPED_STEPS + MOST_HALVINGS
+    # In fp16, steps are skipped until the loss scale is found.
+    most = MAX_SKIPPED_STEPS + (MOST_HALVINGS if parts.state.stepper.scale.enabled else 0)
     # A short run that skips all of its steps has trained nothing. One that continues has.
-    return MAX_SKIPPED_STEPS if parts.state.step else min(MAX_SKIPPED_STEPS, parts.schedule.total_steps)
+    return most if parts.state.step else min(most, parts.schedule.total_steps)
 
 
 def _profiler(parts: Parts, outputs: RunOutputs) -> StepProfiler:

@@ -73,9 +73,16 @@ def test_a_resume_goes_on_counting_the_steps_that_were_skipped_in_a_row(state, s
 
 @pytest.mark.parametrize(
     ("first_step", "in_fp16", "total", "expected"),
-    [(0, False, 3, 3), (0, False, 60, 10), (2, False, 3, 10), (0, True, 3, 34)],
+    [
+        (0, False, 3, 3),
+        (0, False, 60, 10),
+        (2, False, 3, 10),
+        (0, True, 3, 3),
+        (0, True, 60, 34),
+        (2, True, 3, 34),
+    ],
 )
-def test_a_new_short_run_ends_sooner_and_one_in_fp16_once_its_loss_scale_could_be_1(
+def test_a_new_short_run_may_skip_fewer_steps_and_one_in_fp16_more_until_its_loss_scale_could_be_1(
     first_step, in_fp16, total, expected
 ):
     scale = LossScale(CPU, enabled=in_fp16, start=1024.0)
