@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Set
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from facetrain.files import require_temporary_folder
 from facetrain.remote.address import is_read_in_place, is_remote, public
 from facetrain.remote.download import is_name
 from facetrain.remote.listing import list_names
-from facetrain.run.folder.run_files import find_advice, newest_run
+from facetrain.run.folder.run_files import find_advice, name_of_run, newest_run
 from facetrain.run.request import CHOSEN_KEYS, TrainRequest, as_override
 from facetrain.verify.sets.pair_set import set_file
 
@@ -128,23 +127,7 @@ def open_mirror(config: Config, folder: Path) -> Mirror | None:
     if not url:
         return None
     require_temporary_folder()
-    return Mirror(f"{url}/{_name_of_run(folder)}")
-
-
-def _name_of_run(folder: Path) -> str:
-    """Return the name of the folder of a run, also where the path is another word for it.
-
-    A link to a folder beside it, as `newest`, is such a word. One to another place, a larger disk, has the name of the
-    run itself.
-    """
-    path = Path(os.path.abspath(folder))  # without `..`
-    beside = path.parent.resolve()
-    while path.is_symlink() and path.exists():
-        target = Path(os.path.abspath(beside / path.readlink()))
-        if target.parent.resolve() != beside:
-            break
-        path = beside / target.name
-    return path.name
+    return Mirror(f"{url}/{name_of_run(folder)}")
 
 
 def _is_behind(folder: Path, mirror: Mirror) -> bool:

@@ -17,6 +17,7 @@ from facetrain.run.folder.run_files import (
     METRICS_FILE,
     PAIRS_FILE,
     SKIPPED_FILE,
+    name_of_run,
 )
 from facetrain.telemetry.console import Console
 from facetrain.telemetry.jsonl import JsonLines
@@ -88,7 +89,8 @@ def open_sinks(config: Config, folder: Path, run_id: str, resume_at: int | None)
     """
     # TensorBoard last: it hides the records after a resume, and must not if another sink refuses the resume.
     sinks = [*config.log.sinks, *["tensorboard"] * config.log.tensorboard]
-    return Sinks(sinks, LoggedRun(folder, run_id, plain_config(config), resume_at)) if sinks else None
+    run = LoggedRun(folder, name_of_run(folder), run_id, plain_config(config), resume_at)
+    return Sinks(sinks, run) if sinks else None
 
 
 def open_outputs(folder: Path, sinks: Sinks | None, *, total_steps: int, resume_at: int | None) -> RunOutputs:

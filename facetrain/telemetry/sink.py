@@ -39,6 +39,8 @@ class LoggedRun:
     """Run whose metrics a sink gets."""
 
     folder: Path
+    name: str
+    """Name of the folder, also where a link leads to it."""
     run_id: str
     config: dict[str, Any]
     """The resolved config, as JSON values."""

@@ -25,7 +25,7 @@ class TensorBoard:
         _silence_writer_threads()
         # TensorBoard names a run after its folder below --logdir, and hides what earlier files have from this step on.
         first_step = 0 if run.resume_at is None else run.resume_at + 1
-        folder = run.folder / "tensorboard" / run.folder.resolve().name
+        folder = run.folder / "tensorboard" / run.name
         self._writer = SummaryWriter(str(folder), purge_step=first_step)
 
     def write(self, step: int, values: dict[str, Any]) -> None:

@@ -27,12 +27,11 @@ class WeightsAndBiases:
             import wandb
         except ImportError as error:
             raise UsageError(f"log.sinks: wandb {missing_package(error, 'wandb')}") from error
-        name = run.folder.resolve().name
         try:
             self._run = wandb.init(
                 # With the name, whose characters W&B may refuse: a copy of the run folder has the id of its original.
-                id=f"{run.run_id}-{hashlib.sha256(os.fsencode(name)).hexdigest()[:8]}",
-                name=name,
+                id=f"{run.run_id}-{hashlib.sha256(os.fsencode(run.name)).hexdigest()[:8]}",
+                name=run.name,
                 dir=str(run.folder),
                 config=run.config,
                 resume="allow",

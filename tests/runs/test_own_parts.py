@@ -277,7 +277,7 @@ def test_a_type_error_of_a_part_is_not_taken_for_wrong_options(tmp_path, monkeyp
             build()
         assert own_parts.line_of(raised.value) == f"{tmp_path}/part_with_a_bug.py:{line}"
     # As any other error of a sink, it does not end the run.
-    sinks = Sinks([OwnPart(type="part_with_a_bug:sink")], LoggedRun(tmp_path, "id", {}))
+    sinks = Sinks([OwnPart(type="part_with_a_bug:sink")], LoggedRun(tmp_path, "run", "id", {}))
     place = f"{tmp_path}/part_with_a_bug.py:16: TypeError: "
     assert f"part_with_a_bug:sink cannot be opened ({place}" in sinks.faults[0]
 

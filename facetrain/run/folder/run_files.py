@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,22 @@ def logs_of_run(folder: Path) -> list[Path]:
 def is_run(folder: Path) -> bool:
     """Return whether a folder is a run folder."""
     return (folder / CONFIG_FILE).is_file() and (folder / ENVIRONMENT_FILE).is_file()
+
+
+def name_of_run(folder: Path) -> str:
+    """Return the name of the folder of a run, also where the path is another word for it.
+
+    A link to a folder beside it, as `newest`, is such a word. One to another place, a larger disk, has the name of the
+    run itself.
+    """
+    path = Path(os.path.abspath(folder))  # without `..`
+    beside = path.parent.resolve()
+    while path.is_symlink() and path.exists():
+        target = Path(os.path.abspath(beside / path.readlink()))
+        if target.parent.resolve() != beside:
+            break
+        path = beside / target.name
+    return path.name
 
 
 def find_advice(folder: Path) -> str:

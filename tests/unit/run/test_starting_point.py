@@ -4,6 +4,7 @@ import os
 import shutil
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from facetrain.run.folder.accepted import Accepted
 from facetrain.run.folder.environment import recorded_environment, stored_environment
 from facetrain.run.folder.hosts import Hosts
 from facetrain.run.folder.starting_point import find_starting_point, is_behind
+from facetrain.run.outputs import open_sinks
 from facetrain.run.request import TrainRequest
 from tests.support.mirrored import URL, save, upload
 
@@ -174,7 +176,7 @@ def test_the_mirror_of_another_run_is_refused_before_anything_is_read_from_it(tm
     assert [path.name for path in tmp_path.iterdir()] == ["run_id.txt"]
 
 
-def test_the_mirror_of_a_run_does_not_depend_on_the_words_for_its_folder(tmp_path, monkeypatch):
+def test_the_name_of_a_run_does_not_depend_on_the_words_for_its_folder(tmp_path, monkeypatch):
     (tmp_path / "one" / "checkpoints").mkdir(parents=True)
     (tmp_path / "newest").symlink_to("one")
     (tmp_path / "runs").mkdir()
@@ -195,3 +197,6 @@ def test_the_mirror_of_a_run_does_not_depend_on_the_words_for_its_folder(tmp_pat
         monkeypatch.chdir(tmp_path / place)
         mirror = open_mirror(config, Path(folder))
         assert mirror is not None and mirror.url == URL
+        with patch("facetrain.run.outputs.Sinks") as sinks:
+            open_sinks(config, Path(folder), "a1b2c3", None)
+        assert sinks.call_args.args[1].name == "one"

@@ -22,7 +22,7 @@ from tests.support.faults import full, small_disk
 
 
 def logged(folder, resume_at=None):
-    return LoggedRun(folder, "a1b2c3", {"seed": 0}, resume_at)
+    return LoggedRun(folder, folder.resolve().name, "a1b2c3", {"seed": 0}, resume_at)
 
 
 def test_tensorboard_has_the_metrics_at_once_in_groups_under_the_name_of_the_run(tmp_path, monkeypatch):
@@ -284,7 +284,7 @@ import sys
 from pathlib import Path
 from facetrain.telemetry.sink import LoggedRun, Sinks
 resume_at, steps = (None, range(4)) if sys.argv[2] == "start" else (2, range(3, 6))
-sinks = Sinks(["wandb"], LoggedRun(Path(sys.argv[1]), "a1b2c3", {"optim": {"lr": 0.1}}, resume_at))
+sinks = Sinks(["wandb"], LoggedRun(Path(sys.argv[1]), "run", "a1b2c3", {"optim": {"lr": 0.1}}, resume_at))
 for step in steps:
     sinks.write(step, {"loss": float(step)})
     sinks.write(step, {"lfw/accuracy": 0.5})
