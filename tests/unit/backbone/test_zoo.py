@@ -2,11 +2,13 @@ import functools
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import nn
 
+from facetrain.backbone import zoo
 from facetrain.backbone.base import Backbone
 from facetrain.backbone.own_network import OwnNetwork, build_own
 from facetrain.backbone.registry import BACKBONES
@@ -59,6 +61,8 @@ class Own(torch.nn.Module):
     def __init__(self, embedding_size, image_size):
         super().__init__()
         self.fc = torch.nn.Linear(3 * image_size**2, embedding_size)
+        with ThreadPoolExecutor(1) as other:  # a network that another thread builds has to wait
+            assert not other.submit(zoo._DEFAULT_TYPE.acquire, blocking=False).result()
 
     def forward(self, image_BCHW):
         return self.fc(image_BCHW.flatten(1))

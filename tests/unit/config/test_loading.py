@@ -13,7 +13,7 @@ from facetrain.config.loading import (
     plain_config,
     values_of_overrides,
 )
-from facetrain.errors import ConfigError
+from facetrain.errors import ConfigError, UsageError
 from facetrain.run.request import as_override
 from facetrain.strict_yaml import dump_in_line, dump_yaml, parse_yaml
 
@@ -351,6 +351,11 @@ def test_a_text_is_read_as_it_was_written(text):
     assert parse_yaml(dump_yaml({"key": text})) == {"key": text}
     assert parse_yaml(dump_in_line(text)) == text
     assert values_of_overrides([as_override("data.train", text)]) == {"data": {"train": text}}
+
+
+def test_a_value_that_is_not_in_utf_8_is_told_with_its_key():
+    with pytest.raises(UsageError, match="run.dir="):
+        as_override("run.dir", "runs/caf\udce9")
 
 
 @pytest.mark.parametrize("name", ["run", "1e-3", "2e5", "12", "0x1f", "012", "null", "on", "1_0"])
