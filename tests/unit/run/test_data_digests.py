@@ -38,6 +38,10 @@ def check(digests, set_keys=(), num_classes=3, **meta):
     check_inputs(checkpoint_of(**meta), digests, num_classes, set(set_keys))
 
 
+def digest_of_landmarks(point_N52):
+    return digest_landmarks(SimpleNamespace(num_images=len(point_N52), landmarks=point_N52))
+
+
 def test_landmarks_have_a_digest_of_their_numbers_and_gaps():
     points = np.random.default_rng(0).uniform(0, 1, (9, 5, 2)).astype(np.float32)
     digests = {digest_landmarks(SimpleNamespace(landmarks=None))}
@@ -46,11 +50,9 @@ def test_landmarks_have_a_digest_of_their_numbers_and_gaps():
         changed = points.copy()
         if index is not None:
             changed[index, 2, 1] = np.nan
-        digests.add(digest_landmarks(SimpleNamespace(num_images=len(changed), landmarks=changed)))
+        digests.add(digest_of_landmarks(changed))
     assert len(digests) == 4
-    assert digest_landmarks(SimpleNamespace(landmarks=points[::2][::-1].copy())) == digest_landmarks(
-        SimpleNamespace(landmarks=points[::2][::-1])
-    )
+    assert digest_of_landmarks(points[::2][::-1].copy()) == digest_of_landmarks(points[::2][::-1])
 
 
 def test_other_landmarks_are_refused_unless_the_command_line_sets_the_data():
