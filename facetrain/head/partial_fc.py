@@ -310,9 +310,9 @@ class PartialFC(BaseHead):
         """
         if lr is None and self.update is not None:
             raise UsageError("PartialFC with `update` needs the learning rate: head.begin_step(step, lr=lr)")
-        if self._begun and step == self._step:
-            return  # before a further micro-batch
-        self._gradient = AccumulatedGradient()  # a step that was given up may have left one
+        if not self._begun or step != self._step:  # and not before a further micro-batch
+            self._gradient = AccumulatedGradient()  # a step that was given up may have left one
+            self.margin.begin_step(step)
         self._begun = True
         self._begin(step, lr=lr or 0.0, loss_scale=loss_scale)
 
@@ -324,7 +324,6 @@ class PartialFC(BaseHead):
         self._expectations.begin_step(step, self._tables)
         self._step, self._loss_scale = step, loss_scale
         self._optimizer.begin_step(step, self._rank, lr=lr)
-        self.margin.begin_step(step)
 
     def _enter(self, stage: Stage) -> None:
         """Change to another stage."""
@@ -385,6 +384,7 @@ class PartialFC(BaseHead):
                     "one step give CenterUpdate(in_backward=False), and call head.step after the last"
                 )
             # Nobody counts the steps: each call is one.
+            self.margin.begin_step(self._calls)
             self._begin(self._calls)
             self._calls += 1
         # Centers in float64, after `head.double()`, are multiplied by embeddings in float64.

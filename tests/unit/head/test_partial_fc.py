@@ -465,6 +465,15 @@ def test_a_step_may_begin_before_each_of_its_calls(margin):
     assert torch.equal(heads[0].weight, heads[1].weight)
 
 
+def test_a_step_that_begins_again_before_its_call_has_the_last_learning_rate():
+    heads = [facetrain.PartialFC("cosface", SIZE, CLASSES, update=CenterUpdate()) for _ in range(2)]
+    for head, rates in zip(heads, ([0.1], [1.0, 0.1]), strict=True):
+        for lr in rates:  # a loop leaves a batch out after the start of its step
+            head.begin_step(3, lr=lr)
+        head(*batch(0)).backward()
+    assert torch.equal(heads[0].weight, heads[1].weight)
+
+
 @pytest.mark.parametrize("in_backward", [True, False])
 def test_a_second_backward_pass_through_a_call_that_updates_the_centers_is_refused(in_backward):
     head = facetrain.PartialFC("cosface", SIZE, CLASSES, update=CenterUpdate(in_backward=in_backward))
