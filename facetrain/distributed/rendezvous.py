@@ -18,7 +18,6 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
@@ -32,8 +31,8 @@ _STORE_TIMEOUT = timedelta(seconds=10)
 _POLL_S = 0.02
 _IS_SERVED = "TORCHELASTIC_USE_AGENT_STORE"
 """Variable of torch: whether an elastic agent serves the store at the address in the environment."""
-_served: set[tuple[str, int]] = set()
-"""Addresses at which rank 0 serves the store to the end of its process; none under an agent."""
+_served: dict[tuple[str, int], Store] = {}
+"""Stores that rank 0 serves without an agent, by address, to the end of its process: others may still read them."""
 _QUIET_S = 60.0
 """A wait for other ranks is reported after this time: their hosts may have ended."""
 
@@ -173,25 +172,19 @@ def _variable(name: str) -> str:
 
 def _open_store(rank: int, timeout_s: float) -> Store:
     """Serve the store on rank 0 unless it is served; otherwise connect to it."""
-    address = store_address()
-    is_served = os.environ.get(_IS_SERVED) == "True" and (not _served or address in _served)
+    address = host, port = store_address()
+    is_served = address in _served if _served else os.environ.get(_IS_SERVED) == "True"
     if rank or is_served:
-        store: Store = TCPStore(*address, is_master=False, timeout=timedelta(seconds=timeout_s))
+        store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))
     else:
-        store = _served_store(*address, timeout_s)
+        # The address may belong to a gateway that leads to this host: then only a socket for all interfaces serves it.
+        store = serve_store(listen(host, port) or listen_on_all_interfaces(port), host, timeout_s)
     if not is_served:
-        # From now on as under an agent: a second training, and a process group of the program's own, find it at this
-        # address.
-        _served.add(address)
-        os.environ[_IS_SERVED] = "True"
+        _served[address] = store
+    # From now on as under an agent: a second training, and a process group of the program's own, find it at this
+    # address.
+    os.environ[_IS_SERVED] = "True"
     return store
-
-
-@cache
-def _served_store(host: str, port: int, timeout_s: float) -> Store:
-    """Return a store whose server is in this process until its end: other ranks may still read from it."""
-    # The address may belong to a gateway that leads to this host: then only a socket for all interfaces serves it.
-    return serve_store(listen(host, port) or listen_on_all_interfaces(port), host, timeout_s)
 
 
 def _create_id(store: Store, world_size: int, timeout_s: float) -> str:

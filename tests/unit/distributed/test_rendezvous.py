@@ -47,9 +47,11 @@ def test_a_program_that_trains_twice_meets_the_other_ranks_in_the_store_of_the_f
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(free_ports(1)[0]))
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "")  # restored at the end
-    monkeypatch.setattr(rendezvous, "_served", set())
+    monkeypatch.setattr(rendezvous, "_served", {})
     for number in range(2):
-        server, client = (_open_store(rank, 10.0) for rank in range(2))
+        # Deleted by a program for a process group of its own at another address.
+        monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+        server, client = (_open_store(rank, 10.0 + number) for rank in range(2))
         server.set(f"training {number}", "begins")
         assert client.get(f"training {number}") == b"begins"
     monkeypatch.setenv("WORLD_SIZE", "1")
