@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.dataset import FaceDataset, image_landmarks, photo_landmarks
+from facetrain.data.dataset import FaceDataset, landmark_reader, photo_landmarks
 from facetrain.data.formats.base import Format
 from facetrain.data.formats.image_folder import two_identities
 from facetrain.data.formats.image_list import open_list
@@ -155,7 +155,7 @@ def require_landmarks(dataset: FaceDataset, name: str, backbone: str) -> None:
         DataError: the dataset, or one of a mixture, has no landmark file; or its numbers are not landmarks.
     """
     for place, part in parts_of(dataset, name):
-        if image_landmarks(part) is None:
+        if landmark_reader(part) is None:
             raise DataError(
                 f"{place} has no landmarks, which backbone {backbone} needs; write them with `facetrain data "
                 "landmarks DATASET --detector yunet`, or train another backbone"

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.counter_rng import key_of
-from facetrain.data.dataset import FaceDataset, image_landmarks, skipped_files
+from facetrain.data.dataset import FaceDataset, image_landmarks, landmark_reader, skipped_files
 from facetrain.data.dataset_card import DatasetCard, read_cards
 from facetrain.data.loading.sampler import permute
 from facetrain.data.mixture import MixtureDataset
@@ -102,7 +102,7 @@ def select_merged(folders: Sequence[Path]) -> Selection:
     lacking = [
         str(folder)
         for folder, source in zip(folders, sources, strict=True)
-        if image_landmarks(source) is None
+        if landmark_reader(source) is None
     ]
     return replace(
         _select_all(mixture, folders, _has_no_gap(sources[0])),
