@@ -36,6 +36,9 @@ _SLOW_TESTS = {
     "test_losses_in_16_bits_are_near_those_in_32": 90,
     "test_losses_are_those_of_the_cpu": 60,
     "test_a_resumed_run_goes_on_as_one_that_was_not_interrupted": 60,
+    "test_two_gpus_lose_what_one_does": 240,
+    "test_two_gpus_with_replayed_code_have_the_losses_of_two_without": 240,
+    "test_a_killed_rank_is_named_and_the_others_end_within_30_s": 120,
 }
 """Expected seconds of tests that compile, or start a run for each of many cases."""
 _EAGER = ("facetrain", "facetrain_in_ddp")
