@@ -30,6 +30,7 @@ from facetrain.run.folder.run_files import (
     find_advice,
     is_run,
     logs_of_run,
+    name_of_run,
 )
 from facetrain.run.folder.run_state import RUNNING, RunState, read_state
 from facetrain.run.lr_range_test import RangeTest
@@ -70,9 +71,7 @@ def write_run_report(folder: Path, output: Path, history: History | None = None)
             f"{folder}: not the folder of a run, which has {CONFIG_FILE} and {ENVIRONMENT_FILE}; {find_advice(folder)}"
         )
     with os_errors_as(RunError, folder):
-        page = render(
-            "run/report/report.html.j2", title=folder.resolve().name, run=run_values(folder, history)
-        )
+        page = render("run/report/report.html.j2", title=name_of_run(folder), run=run_values(folder, history))
     with os_errors_as(RunError, output):
         write_atomically(output, page)
 
