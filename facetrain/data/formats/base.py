@@ -28,8 +28,8 @@ from facetrain.text import printable
 
 _SHORT_COLUMNS = ("label", "file", "name_size")
 """Columns of int32; the others are int64."""
-_MOST_OPEN_FILES, _SHARE_OF_OPEN_FILES = 4096, 8
-"""Files of a dataset that stay open, up to this part of the files that a process may open: a mixture has several
+_MOST_OPEN_FILES, _SHARE_OF_OPEN_FILES = 4096, 32
+"""Files of a dataset that stay open, up to this part of the files that a process may open: a mixture has tens of
 datasets. An image in a file that must be opened takes three times as long as in one that is open."""
 _PREFETCH_GAP = 1 << 18
 """Bytes between two images up to which one request for both takes less time than two."""

@@ -51,7 +51,7 @@ def test_a_pickled_catalog_has_no_open_files_and_no_names(catalog):
     assert pickle.loads(pickle.dumps(catalog)).read(1) == b"0123456789"
 
 
-@pytest.mark.parametrize(("permitted", "most"), [(1024, 128), (1 << 20, 4096)])
+@pytest.mark.parametrize(("permitted", "most"), [(1024, 32), (1 << 20, 4096)])
 def test_as_many_files_stay_open_as_the_system_permits_for_several_datasets(
     catalog, monkeypatch, permitted, most
 ):
