@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import compress
@@ -13,6 +14,7 @@ import numpy as np
 from facetrain.data.shared_array import SharedArray
 from facetrain.data.skipped_files import SkippedFile
 from facetrain.distinct import distinct
+from facetrain.errors import DataError
 from facetrain.text import printable
 
 
@@ -86,6 +88,13 @@ def _forget_image(dataset: FaceDataset, index: int) -> bool:
 def image_name(dataset: FaceDataset, index: int) -> str:
     """Return the name of an image in list files: its path inside the dataset, or its index if it has no path."""
     return original_name(dataset, index) or str(index)
+
+
+def damaged_image_name(dataset: FaceDataset, index: int) -> str:
+    """Return the name of an image that cannot be read as `image_name` does, or its index if the name cannot, either."""
+    with contextlib.suppress(DataError):
+        return image_name(dataset, index)
+    return str(index)
 
 
 def original_name(dataset: FaceDataset, index: int) -> str | None:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from facetrain.data.formats.names import DATASET_SUFFIXES
 from facetrain.data.formats.set_names import has_bin_suffix
 from facetrain.data.images.header import is_image_name
 from facetrain.data.open_dataset import is_dataset_folder, open_dataset
+from facetrain.errors import DataError
 from facetrain.telemetry.log import warn
 from facetrain.text import printable
 
@@ -94,8 +96,9 @@ def lazy_files(paths: Sequence[Path]) -> LazySequence[bytes]:
 
 def _image_name(source: FaceDataset, index: int) -> str:
     """Return the path of a packed image in the dataset that was packed; otherwise the location of the image."""
-    name = original_name(source, index)
-    location = source.location(index)
+    name, location = None, source.location(index)
+    with contextlib.suppress(DataError):  # the name may be damaged like the image
+        name = original_name(source, index)
     return location if name is None or location.endswith("/" + name) else name
 
 

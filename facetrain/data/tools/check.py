@@ -12,7 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.dataset import FaceDataset, identity_name, image_name, skipped_files
+from facetrain.data.dataset import (
+    FaceDataset,
+    damaged_image_name,
+    identity_name,
+    image_name,
+    skipped_files,
+)
 from facetrain.data.dataset_card import read_cards
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.images.header import flat_blocks_in_zeros
@@ -190,7 +196,7 @@ def _left_out(
     damaged = np.setdiff1d(np.arange(source.num_images), number_N).tolist()
     messages = [fault.message for fault in faults if fault.kind == "image"]  # in the order of the images
     for number, message in zip(damaged, messages, strict=True):
-        yield SkippedFile(image_name(source, number), "unreadable", message)
+        yield SkippedFile(damaged_image_name(source, number), "unreadable", message)
     for number in number_N[~keep_N].tolist():
         yield SkippedFile(
             image_name(source, number), "equal", f"{source.location(number)}: equal to another image"

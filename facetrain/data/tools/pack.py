@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from dataclasses import replace
 from functools import partial
@@ -12,7 +11,14 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.dataset import FaceDataset, image_landmarks, image_name, photo_landmarks, skipped_files
+from facetrain.data.dataset import (
+    FaceDataset,
+    damaged_image_name,
+    image_landmarks,
+    image_name,
+    photo_landmarks,
+    skipped_files,
+)
 from facetrain.data.dataset_card import read_cards
 from facetrain.data.formats.image_list import ListDataset
 from facetrain.data.images.decode import decode_rgb, encode_jpeg, is_upright_jpeg, resize_square
@@ -161,8 +167,5 @@ class _PreparedImages:
             else:
                 self._aligned.decode(number, image_name(self._source, number), data, location)
         except UnreadableError as error:
-            name = str(number)
-            with contextlib.suppress(DataError):  # the name may be damaged like the image
-                name = image_name(self._source, number)
-            return skipped_image(name, error)
+            return skipped_image(damaged_image_name(self._source, number), error)
         return None

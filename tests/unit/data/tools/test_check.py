@@ -3,13 +3,16 @@ import numpy as np
 import pytest
 
 from facetrain.data.dataset import image_landmarks
+from facetrain.data.formats import parquet
 from facetrain.data.formats.landmark_file import write_landmarks
 from facetrain.data.formats.recordio import RecordHeader, RecordWriter
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.skipped_files import read_skipped_table
 from facetrain.data.tools.check import check
 from facetrain.data.tools.inspect import describe_images
+from facetrain.data.tools.pack import pack
 from facetrain.data.tools.sample_pairs import sample_pairs
+from facetrain.embeddings.image_inputs import read_input
 from facetrain.errors import DataError
 from tests.support.datasets import encoded_image, write_records
 from tests.support.memory import traced_peak
@@ -51,6 +54,35 @@ def test_damaged_images_are_listed_and_left_out_of_the_clean_copy(tmp_path):
     skipped = read_skipped_table(tmp_path / "clean" / "skipped.csv")
     assert [one[:2] for one in skipped] == [("1", "unreadable"), ("2", "unreadable")]
     assert [one.reason for one in skipped] == messages(found, "image")
+
+
+@pytest.mark.parametrize("tool", [check, pack])
+def test_a_damaged_image_is_left_out_also_if_its_name_cannot_be_read(tmp_path, monkeypatch, tool):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    column = [{"bytes": encoded_image(number), "path": f"{number}.png"} for number in range(6)]
+    (tmp_path / "data").mkdir()
+    table = pa.table({"image": column, "label": [0, 0, 0, 1, 1, 1]})
+    pq.write_table(table, tmp_path / "data" / "a.parquet", compression="snappy", row_group_size=2)
+    open_dataset(tmp_path / "data")  # when the disk was sound
+    read_group = parquet._read_group
+
+    def read_damaged(file, group, column):
+        if group == 1:
+            raise OSError("Input/output error")
+        return read_group(file, group, column)
+
+    monkeypatch.setattr(parquet, "_read_group", read_damaged)
+    copy = tmp_path / "copy"
+    if tool is check:
+        check(tmp_path / "data", repair=copy)
+    else:
+        pack(tmp_path / "data", copy, skip_bad=True)
+    assert open_dataset(copy).labels.tolist() == [0, 0, 1, 1]
+    assert [one[:2] for one in read_skipped_table(copy / "skipped.csv")] == [
+        ("2", "unreadable"), ("3", "unreadable")
+    ]  # fmt: skip
+    # Of embeddings that leave out images, too.
+    assert read_input(tmp_path / "data").names[2] == f"{tmp_path}/data/a.parquet: row group 1, row 0"
 
 
 def test_equal_images_are_duplicates_in_one_identity_and_conflicting_labels_in_several(tmp_path):
