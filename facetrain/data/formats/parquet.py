@@ -107,9 +107,14 @@ def _build_catalog(files: Sequence[Path], skipped: list[SkippedFile]) -> Columns
     image = arrow_columns.pick_column(columns, arrow_columns.IMAGE_COLUMNS, "image", files[0])
     label = arrow_columns.pick_column(columns, arrow_columns.LABEL_COLUMNS, "identity", files[0])
     rows, labels, names, group_bytes = list[np.ndarray](), list[np.ndarray](), list[list[str]](), 0
+    read = list[Path]()
     for number, path in enumerate(files):
         with arrow_columns.arrow_errors(path):
             file = _open(path)
+            groups = [file.metadata.row_group(group) for group in range(file.metadata.num_row_groups)]
+            if not any(part.num_rows for part in (file.metadata, *groups)):
+                continue  # such as a table that a filter left empty, whose columns have no types
+            read.append(path)
             if missing := {image, label}.difference(file.schema_arrow.names):
                 raise DataError(
                     f"{path}: has no column {', '.join(missing)}, unlike {files[0]}; rename its columns"
@@ -119,7 +124,6 @@ def _build_catalog(files: Sequence[Path], skipped: list[SkippedFile]) -> Columns
                     f"{path}: has several columns with the name {repeated[0]}; rename all but one"
                 )
             names.append(arrow_columns.class_names(file.schema_arrow, label))
-            groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
             group_bytes = max([group_bytes, *(group.total_byte_size for group in groups)])
             labels.append(arrow_columns.label_values(file.read([label]).column(label), label, path))
             places = _places(file, path, image)
@@ -130,16 +134,18 @@ def _build_catalog(files: Sequence[Path], skipped: list[SkippedFile]) -> Columns
             )
         if names[-1] != names[0]:
             raise DataError(
-                f"{files[0]} and {path}: their labels have different names ({listed(names[0])} and "
+                f"{read[0]} and {path}: their labels have different names ({listed(names[0])} and "
                 f"{listed(names[-1])}); write them as one dataset, or put them into two folders and train on a mixture "
                 "of them"
             )
         if (labels[-1].dtype.kind == "O") != (labels[0].dtype.kind == "O"):
             raise DataError(
-                f"{files[0]} and {path}: the labels of one are texts, those of the other numbers; write the labels of "
+                f"{read[0]} and {path}: the labels of one are texts, those of the other numbers; write the labels of "
                 "all files in one way"
             )
         rows.append(np.insert(places, 0, number, axis=1))
+    if not read:
+        raise DataError(f"{files[0].parent}: the dataset contains no images")
     numbered, identities = arrow_columns.number_labels(np.concatenate(labels), names[0], files[0].parent)
     return Columns.of(
         **columns_of_rows("file offset size group row", np.concatenate(rows)),

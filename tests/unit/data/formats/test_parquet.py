@@ -78,6 +78,17 @@ def test_images_of_a_plain_column_are_read_in_place(tmp_path, nested, monkeypatc
     dataset.prefetch(0, 40)
 
 
+@pytest.mark.parametrize("labels", [[1, 0, 1], ["p1", "p0", "p1"]])
+def test_a_file_without_rows_may_have_columns_without_types(tmp_path, labels):
+    for name in ("a", "c"):
+        pq.write_table(pa.table({"image": pa.nulls(0), "label": pa.nulls(0)}), tmp_path / f"{name}.parquet")
+    with pytest.raises(DataError, match="contains no images"):
+        open_dataset(tmp_path)
+    images = [encoded_image(n) for n in range(3)]
+    pq.write_table(pa.table({"image": images, "label": labels}), tmp_path / "b.parquet")
+    assert images_of(open_dataset(tmp_path)) == list(zip([1, 0, 1], images, strict=True))
+
+
 @pytest.mark.parametrize(("share", "groups"), [(2, 2), (0.5, 1)])
 def test_row_groups_in_memory_are_bounded_by_their_bytes(tmp_path, monkeypatch, share, groups):
     images = [encoded_image(n) for n in range(20)]
