@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from facetrain.data.formats.labels import number_identities, require_labels
+from facetrain.data.formats.labels import number_identities, require_labels, require_names
+from facetrain.distinct import distinct
 from facetrain.errors import DataError, missing_package
 from facetrain.files import damage_reason, parse_json
 from facetrain.text import count_text, listed, printable
@@ -119,10 +120,13 @@ def number_labels(values: np.ndarray, names: list[str], place: object) -> tuple[
         place: beginning of messages.
 
     Raises:
-        DataError: a label is negative, too large or not whole.
+        DataError: a label is negative, too large or not whole, or `require_names` refuses the name of one.
     """
     if values.dtype.kind in "iuf":
-        return require_labels(values, place), names
+        labels = require_labels(values, place)
+        present = distinct(labels).tolist() if names else []
+        require_names((names[label] for label in present if label < len(names)), place)
+        return labels, names
     texts = [
         value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value for value in values
     ]

@@ -231,6 +231,17 @@ def test_only_a_list_has_the_names_of_labels(tmp_path, feature, name):
     assert identity_name(open_dataset(tmp_path), 1) == name
 
 
+@pytest.mark.parametrize(
+    ("names", "message"), [(["-1", "ann"], "label -1 is negative"), (["é", "e\u0301"], "NFC")]
+)
+def test_names_of_labels_that_are_no_different_people_are_refused(tmp_path, names, message):
+    write_named(tmp_path / "a.parquet", ["ann", *names], count=1)
+    assert open_dataset(tmp_path).labels.tolist() == [0]  # without an image of the others
+    write_named(tmp_path / "a.parquet", names)
+    with pytest.raises(DataError, match=message):
+        open_dataset(tmp_path)
+
+
 @pytest.mark.parametrize("others", [["cy", "dan"], ["ann"]])
 def test_files_whose_labels_have_different_names_are_refused(tmp_path, others):
     write_named(tmp_path / "a.parquet", ["ann", "bob"])
