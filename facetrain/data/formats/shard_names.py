@@ -15,10 +15,11 @@ _OF_COUNT = re.compile(r"(?P<before>.*?)(?P<number>\d{5,})(?P<after>-of-(?P<coun
 _PADDED = re.compile(r"(?P<before>.*?)(?P<number>\d{3,})(?P<after>(?P<count>)\D*)", re.ASCII)
 """shard-000000.tar: numbers of equal width, of which one begins with a zero; others may be dates or sizes."""
 _SPLIT = re.compile(
-    r"(?:.*[-_.])?(train(?:ing|set|val)?|test(?:ing|set)?|validation|valid|val(?:set)?|dev|eval(?:uation)?)(?:[-_.\d].*)?",
+    r".*(?<![^\W\d_])(train(?:ing|set|val)?|test(?:s|ing|set)?|val(?:set|id(?:ate|ation)?)?|dev|eval(?:uation)?)"
+    r"(?![^\W\d_]).*",
     re.IGNORECASE,
 )
-"""train.parquet, faces_val-000000.tar, train.clean-00000-of-00001.parquet: the last word of a split counts."""
+"""train.parquet, faces_val-000000.tar, my train (1).parquet: the last word of a split counts, with no letter beside."""
 
 
 def split_of(name: str) -> str:

@@ -37,7 +37,9 @@ def test_complete_sets_and_other_names_are_accepted(tmp_path, names):
      (["imagenet1k-train-0000.tar", "train2.tar"], ["imagenet1k-validation-03.tar"]),
      (["train.clean-00000-of-00001.parquet", "part1-00000-of-00001.parquet"], ["test-00000-of-00001.parquet"]),
      (["Train_0.tar", "pretrain.tar", "latest-1.tar", "trainer-01.tar"], ["faces.Eval_0.tar", "DEV.tar"]),
-     (["dev_faces_training-0.parquet", "trainval-0.tar"], ["dev_faces_testing-0.parquet", "testset-0.tar"])],
+     (["dev_faces_training-0.parquet", "trainval-0.tar"], ["dev_faces_testing-0.parquet", "testset-0.tar"]),
+     (["my train (1).parquet", "my trainer.parquet", "éval.tar"], ["my test (1).parquet", "[val].tar"]),
+     (["a+train.tar", "invalid-0.tar"], ["a+tests.tar", "validate-0.tar", "Valid.tar", "validation.tar"])],
 )  # fmt: skip
 def test_of_several_splits_train_is_the_dataset_with_files_of_no_split(tmp_path, train, others):
     shards, skipped = training_shards([tmp_path / name for name in (*train, *others)])
