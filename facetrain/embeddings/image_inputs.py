@@ -106,7 +106,7 @@ def _is_dataset(input: Path, files: list[Path]) -> bool:
     """Return whether an input is a dataset, and not an image or a folder of images, `files`."""
     if files:
         return is_dataset_folder(input)
-    return input.is_dir() or input.suffix.lower() in DATASET_SUFFIXES
+    return input.is_dir() or input.name.lower().endswith(DATASET_SUFFIXES)
 
 
 @cache

@@ -1,5 +1,6 @@
 """Inputs that can be embedded, with the names and labels of their images."""
 
+import gzip
 import re
 import shutil
 import tarfile
@@ -114,6 +115,13 @@ def test_a_record_file_is_read_by_its_own_name(tmp_path, name):
     assert labels == ([0, 0, 0, 0, 1] if name == "train.rec" else [0, 0, 5])
     assert images == [encoded_image(n + 1) for n in range(len(labels))]
     assert all(name in where and f"key {n + 1}" in where for n, where in enumerate(names))
+
+
+@pytest.mark.parametrize("name", ["a.tar.gz", "A.TGZ"])
+def test_a_compressed_archive_is_refused_with_the_command_that_decompresses_it(tmp_path, name):
+    (tmp_path / name).write_bytes(gzip.compress(b"an archive"))
+    with pytest.raises(DataError, match=rf"{name}: .*gunzip "):
+        read_input(tmp_path / name)
 
 
 def test_images_of_a_verification_set_are_numbered(tmp_path):
