@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from facetrain.data.images.decode import resize_square
-from facetrain.data.images.face_pattern import face_pattern, orientation_correlations
+from facetrain.data.images.face_pattern import correlation, face_pattern, upright_face
 from facetrain.data.tools.photo_shapes import are_photos, has_photo_shape
 from facetrain.telemetry.log import warn
 
@@ -47,7 +47,7 @@ class PhotoCheck:
                 self._photos[index] = f"{width} × {height} pixels, not square"
             elif height > _LARGEST_SCALE * size:
                 self._photos[index] = f"{width} × {height} pixels, for an input of {size} × {size}"
-            self._correlations[index] = float(orientation_correlations(face_pattern(image)[None])[0, 0])
+            self._correlations[index] = float(correlation(face_pattern(image)[None], upright_face())[0])
         return resize_square(image, size)
 
     @property

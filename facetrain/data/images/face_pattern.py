@@ -9,6 +9,7 @@ needed. The patterns of single images are noisy, so all decisions are made over 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import cv2
 import numpy as np
@@ -68,10 +69,8 @@ def orientation_correlations(patterns_NSS: np.ndarray) -> np.ndarray:
     The largest one of an upright face is the first; of a face that must be turned k quarters counterclockwise
     to be upright it is the one of k.
     """
-    upright = _drawn_face()
-    return np.stack(
-        [correlation(np.rot90(patterns_NSS, turns, axes=(1, 2)), upright) for turns in range(4)], axis=1
-    )
+    turned = [np.rot90(patterns_NSS, turns, axes=(1, 2)) for turns in range(4)]
+    return np.stack([correlation(patterns, upright_face()) for patterns in turned], axis=1)
 
 
 def register(reference_SS: np.ndarray, average_SS: np.ndarray) -> Registration:
@@ -95,13 +94,15 @@ def register(reference_SS: np.ndarray, average_SS: np.ndarray) -> Registration:
     return Registration(scale, right * _PIXELS, down * _PIXELS, similarity, in_place)
 
 
+@cache
 def _face_ellipse() -> np.ndarray:
     row, column = np.mgrid[0:PATTERN_SIZE, 0:PATTERN_SIZE] / PATTERN_SIZE
     return np.asarray(((column - 0.5) / 0.42) ** 2 + ((row - 0.58) / 0.42) ** 2 < 1)
 
 
-def _drawn_face() -> np.ndarray:
-    """Return the pattern of a face at the landmarks of ArcFace's template: dark eyes, nostrils and mouth."""
+@cache
+def upright_face() -> np.ndarray:
+    """Return the pattern (S, S) of a face at the landmarks of ArcFace's template: dark eyes, nostrils and mouth."""
     y, x = (np.mgrid[0:PATTERN_SIZE, 0:PATTERN_SIZE] + 0.5) * _PIXELS
 
     def blob(center_x: float, center_y: float, width: float, height: float) -> np.ndarray:
