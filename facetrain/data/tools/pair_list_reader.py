@@ -25,16 +25,11 @@ import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
-
-import numpy as np
 
 from facetrain.data.images.header import IMAGE_SUFFIXES, is_image_name
-from facetrain.data.pair_folds import FOLDS
 from facetrain.errors import PairsError
 from facetrain.files import error_reason
 
-T = TypeVar("T")
 Line = tuple[str, list[str]]
 """Location of a line for messages, and its words."""
 _NUMBER = re.compile("[0-9]{1,18}")
@@ -258,12 +253,3 @@ def _person_of_path(images: Path, path: Path) -> str:
     # Not relative_to: a list may have absolute paths of a folder that is given by a relative one.
     folder = os.path.relpath(path.parent, images)
     return re.sub(r"(_\d+)+$", "", path.stem) if folder == "." else folder
-
-
-def interleave_folds(groups: list[list[T]]) -> list[T]:
-    """Return the pairs of several groups so that fold i of ten has the pairs of fold i of every group."""
-    folds: list[list[T]] = [[] for _ in range(FOLDS)]
-    for pairs in groups:
-        for fold, rows in zip(folds, np.array_split(np.arange(len(pairs)), FOLDS), strict=True):
-            fold += [pairs[row] for row in rows]
-    return [pair for fold in folds for pair in fold]

@@ -12,10 +12,10 @@ from facetrain.data.formats.bin_tables import contradicting_pair, groups_path, r
 from facetrain.data.formats.image_folder import read_image_file
 from facetrain.data.formats.landmark_file import read_landmarks_beside
 from facetrain.data.images.decode import decode_rgb, encode_png, resize_square
-from facetrain.data.pair_folds import fold_order
+from facetrain.data.pair_folds import FOLDS, fold_order
 from facetrain.data.tools.aligned_images import AlignedImages
 from facetrain.data.tools.landmark_finder import LandmarkFinder
-from facetrain.data.tools.pair_list_reader import interleave_folds, read_pairs
+from facetrain.data.tools.pair_list_reader import read_pairs
 from facetrain.data.tools.pair_writer import PairsToWrite, require_readable
 from facetrain.errors import PairsError
 from facetrain.files import os_errors_as, read_regular_text
@@ -136,9 +136,8 @@ def group_bin_pairs(folder: Path) -> PairsToWrite:
         DataError: the landmarks cannot be read.
     """
     sets = {group: bin_pairs(path) for group, path in find_group_bins(folder).items()}
-    order = interleave_folds(
-        [[(group, pair) for pair in range(len(each.same))] for group, each in sets.items()]
-    )
+    folds = {group: np.array_split(np.arange(len(each.same)), FOLDS) for group, each in sets.items()}
+    order = [(group, pair) for fold in range(FOLDS) for group in sets for pair in folds[group][fold].tolist()]
     places = [(group, 2 * pair + side) for group, pair in order for side in range(2)]
 
     def read(number: int) -> bytes:
