@@ -97,8 +97,8 @@ def _pair_of(images: list[int], rank: int) -> tuple[int, int]:
     return images[first], images[first + 1 + rank]
 
 
-def write_photo_pairs(folder: Path, output: Path, *, seed: int = 0) -> int:
-    """Write pairs of a dataset's images as a verification set; return their number.
+def write_photo_pairs(folder: Path, output: Path, *, seed: int = 0) -> None:
+    """Write pairs of a dataset's images as a verification set.
 
     There are genuine and as many impostor pairs, at most 3,000 of each, drawn at random. They alternate, so that each
     of the ten folds of the protocol has both kinds.
@@ -128,4 +128,4 @@ def write_photo_pairs(folder: Path, output: Path, *, seed: int = 0) -> int:
         one, other = sorted(rng.choice(len(images_of), 2, replace=False).tolist())
         impostors[int(rng.choice(images_of[one])), int(rng.choice(images_of[other]))] = None
     number_P2 = [pair for both in zip(genuine, impostors, strict=True) for pair in both]
-    return write_pairs(pairs_of_dataset(source, [True, False] * count, number_P2), output).pairs
+    write_pairs(pairs_of_dataset(source, [True, False] * count, number_P2), output)

@@ -134,12 +134,13 @@ def pairs(
     else:
         selected = sample_pairs(source, writing.count or _COUNT, seed=writing.seed or _SEED)
     with progress_bar("reading images") as progress:
-        written = write_pairs(selected, output, workers=writing.workers, progress=progress)
+        write_pairs(selected, output, workers=writing.workers, progress=progress)
     if selected.remark:
         warn(selected.remark)
+    count, same = len(selected.same), sum(selected.same)
     if as_json:
-        facts = {"output": str(output), "pairs": written.pairs, "same": written.same}
+        facts = {"output": str(output), "pairs": count, "same": same}
         typer.echo(json.dumps(facts | detections(finder)))
         return
-    echo_line(f"{output}: {count_text(written.pairs, 'pair')}, {written.same:,} of one person")
+    echo_line(f"{output}: {count_text(count, 'pair')}, {same:,} of one person")
     print_detections(finder)

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -41,21 +40,13 @@ class PairsToWrite:
     """What is doubtful about the pairs, for a warning."""
 
 
-class WrittenPairs(NamedTuple):
-    """Verification set that was written."""
-
-    pairs: int
-    same: int
-    """Number of pairs of one person."""
-
-
 def write_pairs(
     source: PairsToWrite,
     output: Path,
     *,
     workers: int | None = None,
     progress: ProgressCallback = ignore_progress,
-) -> WrittenPairs:
+) -> None:
     """Write a verification set; tables and landmarks of an older set of its name do not remain beside it.
 
     Args:
@@ -81,7 +72,6 @@ def write_pairs(
         _write_tables(source, output)
 
     write_bin(output, images(), source.same)
-    return WrittenPairs(len(source.same), sum(source.same))
 
 
 def require_new_set(output: Path) -> None:

@@ -61,7 +61,7 @@ def test_a_rank_among_the_pairs_is_that_of_their_list(count):
 @pytest.mark.parametrize(("images", "pairs"), [([2, 2], 2), ([2, 10], 20), ([3] * 20, 60)])
 def test_pairs_are_distinct_and_half_of_them_genuine_in_every_fold(images, pairs, tmp_path):
     labels = np.repeat(np.arange(len(images)), images).tolist()
-    assert write_photo_pairs(write_records(tmp_path / "data", labels), tmp_path / "set.bin") == 2 * pairs
+    write_photo_pairs(write_records(tmp_path / "data", labels), tmp_path / "set.bin")
     source = open_dataset(tmp_path / "data")
     label_of = {source.read(n): label for n, label in enumerate(source.labels.tolist())}
     written = load_pair_set("set", tmp_path)
