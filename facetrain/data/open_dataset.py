@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from facetrain.data.beside_dataset import TRAINING_SET
 from facetrain.data.dataset import FaceDataset, landmark_reader, photo_landmarks
 from facetrain.data.formats.base import Format
 from facetrain.data.formats.image_folder import two_identities
@@ -117,8 +118,8 @@ def _format_of(path: Path) -> Format:
     if recognized is None:
         return FORMATS[-1]
     format, part = recognized
-    # A single backup in a folder of photos would hide them all.
-    if part not in format.beside_images and (identities := two_identities(path)):
+    # A single backup in a folder of photos would hide them all; beside a train.rec, there may be other images.
+    if part != TRAINING_SET and (identities := two_identities(path)):
         raise DataError(
             f"{path}: has {printable(part)}, and images in folders such as {listed(sorted(identities))}; only one of "
             "the two can be the dataset: move the other one out of the folder"

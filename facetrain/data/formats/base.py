@@ -45,8 +45,6 @@ class Format:
     """Names of files, or patterns such as *.tar: a folder with one of them is a dataset."""
     suffixes: tuple[str, ...] = ()
     """Suffixes of files that are a dataset each, from `names.SUFFIXES`."""
-    beside_images: tuple[str, ...] = ()
-    """Those of `parts` beside which a folder may have subfolders with images, which are then no part of the dataset."""
 
 
 def files_in(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:

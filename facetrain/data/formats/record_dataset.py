@@ -140,12 +140,7 @@ def open_records(path: Path) -> RecordDataset:
     return RecordDataset(path, [rec], columns)
 
 
-FORMAT = Format(
-    "RecordIO",
-    open_records,
-    parts=(TRAINING_SET, "*.rec"),
-    beside_images=(TRAINING_SET,),
-)
+FORMAT = Format("RecordIO", open_records, parts=(TRAINING_SET, "*.rec"))
 
 
 def _records_of(folder: Path) -> Path:
