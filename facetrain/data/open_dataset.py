@@ -15,7 +15,7 @@ import numpy as np
 from facetrain.data.beside_dataset import TRAINING_SET
 from facetrain.data.dataset import FaceDataset, landmark_reader, photo_landmarks
 from facetrain.data.formats.base import Format
-from facetrain.data.formats.image_folder import two_identities
+from facetrain.data.formats.image_folder import folders_with_images
 from facetrain.data.formats.image_list import open_list
 from facetrain.data.formats.landmark_file import landmarks_path, open_landmarks, require_file_names
 from facetrain.data.formats.names import DATASET_SUFFIXES, SUFFIXES
@@ -119,7 +119,7 @@ def _format_of(path: Path) -> Format:
         return FORMATS[-1]
     format, part = recognized
     # A single backup in a folder of photos would hide them all; beside a train.rec, there may be other images.
-    if part != TRAINING_SET and (identities := two_identities(path)):
+    if part != TRAINING_SET and len(identities := folders_with_images(path, 2)) == 2:
         raise DataError(
             f"{path}: has {printable(part)}, and images in folders such as {listed(sorted(identities))}; only one of "
             "the two can be the dataset: move the other one out of the folder"
@@ -146,7 +146,8 @@ def is_dataset_folder(folder: Path) -> bool:
     Raises:
         DataError: the folder cannot be read.
     """
-    return _format_of_folder(folder) is not None or bool(two_identities(folder))
+    # One subfolder with images, such as the figures of a description, does not make a folder of identities.
+    return _format_of_folder(folder) is not None or len(folders_with_images(folder, 2)) == 2
 
 
 def require_landmarks(dataset: FaceDataset, name: str, backbone: str) -> None:

@@ -191,18 +191,6 @@ def _entries(
                 yield name, entry.is_dir()
 
 
-def two_identities(folder: Path) -> list[str]:
-    """Return the names of two subfolders that are not hidden, with an image among their first files; empty without two.
-
-    One subfolder with images, such as the figures of a description, does not make a folder of identities.
-
-    Raises:
-        DataError: the folder cannot be read.
-    """
-    found = folders_with_images(folder, 2)
-    return found if len(found) == 2 else []
-
-
 def folders_with_images(folder: Path, most: int) -> list[str]:
     """Return the names of at most `most` subfolders with an image among their first files; hidden ones do not count.
 
