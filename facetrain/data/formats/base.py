@@ -282,10 +282,9 @@ class CatalogDataset:
         return map(printable, self.columns.texts("identities"))
 
 
-def columns_of_rows(names: str, rows: Sequence[tuple[Any, ...]] | np.ndarray) -> dict[str, np.ndarray]:
-    """Return the columns (N,) of N rows of numbers, by their names, which are separated by spaces."""
-    table = np.array(rows, np.int64).reshape(len(rows), len(names.split()))
+def columns_of_rows(names: str, rows: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the columns (N,) of a table int64 (N, k) by their k names, which are separated by spaces."""
     return {
         name: np.ascontiguousarray(column, np.int32 if name in _SHORT_COLUMNS else np.int64)
-        for name, column in zip(names.split(), table.T, strict=True)
+        for name, column in zip(names.split(), rows.T, strict=True)
     }
