@@ -26,10 +26,8 @@ class LabelProblem(NamedTuple):
 
     message: str
     advice: str
-    first_label: int = 0
-    """Smallest label."""
-    is_shifted: bool = False
-    """Whether every label from the first to the last has an image, so that only the beginning is wrong."""
+    certainty: str = ""
+    """How certain it is that the labels are wrong, for doctor; empty: they may be meant."""
     is_empty: bool = False
     """Whether most identities have no image."""
 
@@ -76,13 +74,10 @@ def find_label_problem(source: FaceDataset) -> LabelProblem | None:
     if missing and first > 0:
         is_shifted = first == missing
         remark = f", but every label from {first:,} to {classes - 1:,} has an image" if is_shifted else ""
-        return LabelProblem(
-            f"no image has the label 0{remark}: the labels begin at {first:,}",
-            _RENUMBERED,
-            first,
-            is_shifted,
-            is_empty,
-        )
+        # Labels from 1 on are a known convention of other tools; from a higher number on, a part may be missing.
+        certainty = "possible" if not is_shifted else "certain" if first == 1 else "likely"
+        message = f"no image has the label 0{remark}: the labels begin at {first:,}"
+        return LabelProblem(message, _RENUMBERED, certainty, is_empty)
     if missing:
         below = count_text(missing, "label below the highest has", "labels below the highest have")
         return LabelProblem(f"{below} no image", _RENUMBERED, is_empty=is_empty)

@@ -145,12 +145,8 @@ def _check_labels(source: FaceDataset, name: str) -> list[CheckResult]:
     results = []
     for place, part in parts_of(source, name):
         if (problem := find_label_problem(part)) is not None:
-            # Labels from 1 on are a known convention of other tools; from a higher number on, a part may be missing.
-            certainty = "certain" if problem.first_label == 1 else "likely"
-            if not problem.is_shifted:
-                certainty = "possible" if problem.first_label else ""
             message = problem.message if part is source else f"{place}: {problem.message}"
-            results.append(warning("identities", message, problem.advice, certainty))
+            results.append(warning("identities", message, problem.advice, problem.certainty))
     message = f"every label from 0 to {source.num_classes - 1:,} has an image"
     return results or [passed("identities", message)]
 
