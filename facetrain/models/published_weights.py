@@ -226,8 +226,8 @@ def _color_order(program: str, path: Path) -> str:
     # The files of other names may be those of another model in the same folder.
     for file in files[:1] if usual else files:
         if file.is_file():
-            content = _read_settings(file)
-            channels = (content.get("conf") or content).get("color_space")
+            content = _read_settings(file, "color_space" if usual else "")
+            channels = {**content, **(content.get("conf") or {})}.get("color_space")
             if usual and channels is None:  # a file of the user's own
                 continue
             if channels not in ("RGB", "BGR"):
@@ -263,9 +263,16 @@ def stated_statistics(path: Path) -> ChannelStatistics | None:
     return ChannelStatistics(*(tuple(map(float, value)) for value in values.values()))
 
 
-def _read_settings(file: Path) -> dict[str, Any]:
+def _read_settings(file: Path, word: str = "") -> dict[str, Any]:
+    """Return the settings of a file; none if it does not have a word: its YAML may be of any kind, with tags or a list.
+
+    Raises:
+        ModelError: the file cannot be read, or has no settings.
+    """
     try:
         text = file.read_text(encoding="utf-8")
+        if word not in text:
+            return {}
         content = parse_json(text) if file.suffix == ".json" else parse_yaml(text)
     except (OSError, ValueError) as error:
         raise ModelError(f"{file}: {error_reason(error)}") from error

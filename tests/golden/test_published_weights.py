@@ -228,10 +228,24 @@ def test_the_color_order_is_read_from_the_file_beside_the_weights(tmp_path, file
 
 def test_a_stated_color_order_counts_more_than_that_of_the_program(tmp_path):
     (tmp_path / "config.json").write_text('{"color_space": "RGB"}')  # perhaps of another model in the folder
-    (tmp_path / "m.yaml").write_text("epochs: 20")
-    assert convert_published(meta_weights("model."), tmp_path / "m.ckpt").program == "AdaFace, trained on BGR"
-    (tmp_path / "m.yaml").write_text("color_space: RGB")
-    assert convert_published(meta_weights("model."), tmp_path / "m.ckpt").program == "AdaFace, trained on RGB"
+    for other in (
+        "epochs: 20",
+        "",
+        "- a list",
+        "conf: &conf {epochs: 20}\nmore: *conf",
+        "a: !!python/tuple [1]",
+    ):
+        (tmp_path / "m.yaml").write_text(other)
+        assert (
+            convert_published(meta_weights("model."), tmp_path / "m.ckpt").program
+            == "AdaFace, trained on BGR"
+        )
+    for stated in ("color_space: RGB", "conf:\n  name: any\ncolor_space: RGB"):
+        (tmp_path / "m.yaml").write_text(stated)
+        assert (
+            convert_published(meta_weights("model."), tmp_path / "m.ckpt").program
+            == "AdaFace, trained on RGB"
+        )
 
 
 @pytest.mark.parametrize(
