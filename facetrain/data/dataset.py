@@ -165,7 +165,10 @@ def image_sizes(dataset: FaceDataset, index: np.ndarray) -> np.ndarray | None:
 
 
 def image_files(dataset: FaceDataset) -> list[Path]:
-    """Return the paths of the files that the images of a dataset are in; none if they are unknown."""
+    """Return the files that the images of a dataset are in, or the folder or list of images with a file each.
+
+    None if they are unknown.
+    """
     return list(getattr(dataset, "files", ()))
 
 

@@ -99,7 +99,7 @@ def open_mixture(
         DataError: if the file is not as described above, or a dataset cannot be opened.
     """
     content: MixtureFile = read_yaml(path, MixtureFile)
-    datasets, whole = [], list[tuple[Path, FaceDataset]]()
+    datasets, whole = [], list[FaceDataset]()
     for entry in content.datasets:
         if has_secrets(entry.path):
             raise DataError(f"{path}: {without_secrets(entry.path)}: give its credentials by the environment")
@@ -107,7 +107,7 @@ def open_mixture(
         if place.suffix.lower() in MIXTURE_SUFFIXES:
             raise DataError(f"{path}: {entry.path} is itself a mixture; list its datasets here")
         selected = _select_images(open_dataset(place), entry, path)
-        whole.append((place, selected))
+        whole.append(selected)
         # Last: the numbers in `identities:` and `without:` files are labels of the whole dataset.
         dataset = drop_small_identities(selected, place, min_images_per_identity)
         if not images_per_epoch([dataset.num_images], [entry.weight])[0]:
@@ -130,18 +130,14 @@ def open_mixture(
     )
 
 
-def first_repeated(datasets: Iterable[tuple[Path, FaceDataset]]) -> int | None:
+def first_repeated(datasets: Iterable[FaceDataset]) -> int | None:
     """Return the number of the first dataset that has identities of one before it, of the same files; None: none has.
 
-    `datasets` are the datasets with their paths. Those of a mixture are compared one by one.
+    The datasets of a mixture are compared one by one.
     """
     before = list[tuple[set[str], FaceDataset]]()
-    for number, (path, dataset) in enumerate(datasets):
-        # A folder of images has no such file.
-        parts = [
-            ({os.path.realpath(file) for file in image_files(part) or [path]}, part)
-            for _, part in parts_of(dataset, str(path))
-        ]
+    for number, dataset in enumerate(datasets):
+        parts = [(set(map(os.path.realpath, image_files(part))), part) for _, part in parts_of(dataset, "")]
         if any(
             not files.isdisjoint(others) and np.isin(_identities(part), _identities(other)).any()
             for files, part in parts

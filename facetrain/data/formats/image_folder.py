@@ -141,7 +141,7 @@ def open_folder(folder: Path) -> CatalogDataset:
         identities=identities,
         skipped=skipped,
     )
-    return FileDataset(folder, [], columns, root=folder)
+    return FileDataset(folder, [folder], columns, root=folder)
 
 
 FORMAT = Format("image folder", open_folder)

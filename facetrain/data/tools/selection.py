@@ -93,7 +93,7 @@ def select_all(folder: Path) -> Selection:
 def select_merged(folders: Sequence[Path]) -> Selection:
     """Select all images of several datasets. The labels of each dataset follow the labels before them."""
     sources = [open_aligned(folder) for folder in folders]
-    if (repeated := first_repeated(zip(folders, sources, strict=True))) is not None:
+    if (repeated := first_repeated(sources)) is not None:
         raise DataError(
             f"{folders[repeated]}: is given twice with the same identities, which would have two classes each; give it "
             "once"

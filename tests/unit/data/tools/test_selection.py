@@ -43,11 +43,17 @@ def test_identities_of_one_dataset_are_not_merged_twice(data, tmp_path):
         "some": "{path: data, identities: some.txt}",
         "others": "{path: data, without: some.txt}",
         "one": "{path: other}, {path: data, identities: some.txt}",
+        "photos": "{path: other}, {path: faces}",
     }.items():
         (tmp_path / f"{name}.yaml").write_text(f"datasets: [{entries}]")
     write_records(tmp_path / "other", [0, 1, 1])
-    some, others, one = (tmp_path / f"{name}.yaml" for name in ("some", "others", "one"))
-    for folders in ([data, data], [data, tmp_path / "other" / ".." / "data"], [some, data], [one, some]):
+    (tmp_path / "faces" / "ann").mkdir(parents=True)
+    (tmp_path / "faces" / "ann" / "1.png").write_bytes(encoded_image(1))
+    some, others, one, photos = (tmp_path / f"{name}.yaml" for name in ("some", "others", "one", "photos"))
+    for folders in (
+        [data, data], [data, tmp_path / "other" / ".." / "data"], [some, data], [one, some],
+        [photos, tmp_path / "faces"],
+    ):  # fmt: skip
         with pytest.raises(DataError, match=f"{folders[-1]}: is given twice with the same identities"):
             merge(folders, tmp_path / "out")
     assert merge([one, others], tmp_path / "out").identities == 6
