@@ -166,10 +166,11 @@ def _open_onnx(path: Path) -> EmbeddingModel:
 
 def _open_mxnet(path: Path, device: torch.device) -> EmbeddingModel:
     network, size = open_mxnet(path).to(device), DEFAULT_IMAGE_SIZE
+    images = torch.zeros(1, 3, size, size, dtype=torch.float32, device=device)
     try:
         # The graph does not store the shape of its output.
         with torch.no_grad():
-            embedding_size = network(torch.zeros(1, 3, size, size, device=device)).shape[-1]
+            embedding_size = network(images).shape[-1]
     except (RuntimeError, TypeError, ValueError, LookupError) as error:
         raise ModelError(
             f"{path}: the graph does not run on images of {size} pixels: {error_reason(error)}"

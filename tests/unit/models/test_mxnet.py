@@ -77,6 +77,18 @@ def test_casts_of_a_training_in_float16_change_no_embedding(tmp_path):
         )
 
 
+def test_a_graph_is_opened_in_float32_also_in_a_program_with_another_default_type(tmp_path):
+    net = randomize(build_backbone("iresnet", layers=(1, 1, 1, 1), widths=(4, 4, 8, 8), embedding_size=16))
+    symbol = write_iresnet(tmp_path, net)
+    torch.set_default_dtype(torch.float64)
+    try:
+        opened = open_model(symbol, torch.device("cpu"))
+        image = torch.zeros(1, 112, 112, 3, dtype=torch.uint8)
+        assert opened.network(opened.prepare(image)).dtype == torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 NODE = '{"nodes": [{"op": "%s", "name": "n", "inputs": %s}], "heads": [[0, 0, 0]]}'
 
 
