@@ -193,6 +193,13 @@ def test_pack_reads_a_list_file_and_aligns_by_landmarks(tmp_path):
     assert process.returncode == 2 and "give one of them" in process.stderr
 
 
+def test_images_that_a_list_of_landmarks_does_not_have_are_told(data, tmp_path):
+    points = tmp_path / "points.csv"
+    points.write_text("39,4,6,11,6,8,8,5,11,10,11\n")
+    printed = run("landmarks", data, "--landmarks", points)
+    assert f"{points} has no landmarks of 39 images" in printed and "face found" not in printed
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]

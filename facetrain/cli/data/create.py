@@ -164,6 +164,6 @@ def landmarks(
     echo_line(f"{path}: landmarks of {count_text(images - len(missing), 'image')}")
     if missing:
         echo_line(
-            f"  no face found in {count_text(len(missing), 'image')}, which get the landmarks of an aligned face: "
-            f"{first_names(missing)}"
+            f"  {f'{faces.landmarks} has no landmarks of' if faces.landmarks else 'no face found in'} "
+            f"{count_text(len(missing), 'image')}, which get the landmarks of an aligned face: {first_names(missing)}"
         )
