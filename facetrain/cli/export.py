@@ -202,17 +202,17 @@ def _report(opened: EmbeddingModel, exported: Exported, options: ExportOptions) 
 
 def _input_of(opened: EmbeddingModel, options: ExportOptions) -> str:
     """Return what the exported file takes, as text."""
-    size = opened.image_size
+    size, batch = opened.image_size, options.batch or "N"
     pixels = "pixels from 0 to 255; it normalizes them itself"
     if options.from_pixels:
-        image = f"uint8 (N, {size}, {size}, 3), RGB, {pixels}"
+        image = f"uint8 ({batch}, {size}, {size}, 3), RGB, {pixels}"
     else:
         mean, scale = (opened.preprocessing[key] for key in ("mean", "scale"))
         normalized = f"(pixels − {mean}) / {scale}" if mean else f"pixels / {scale}"
         given = pixels if scale == 1 else normalized
-        image = f"float32 (N, 3, {size}, {size}), RGB, {given}"
+        image = f"float32 ({batch}, 3, {size}, {size}), RGB, {given}"
     return image + (
-        "; landmarks, float32 (N, 5, 2), as fractions of the sides" if opened.takes_landmarks else ""
+        f"; landmarks, float32 ({batch}, 5, 2), as fractions of the sides" if opened.takes_landmarks else ""
     )
 
 
