@@ -61,7 +61,7 @@ def test_a_report_is_written_edited_and_applied(faces, tmp_path, capsys):
     before, report = content(data), tmp_path / "report.json"
     outputs = ("--report", report, "--sheet", tmp_path / "sheet.html", "--output", tmp_path / "out")
     printed = run(capsys, "clean", model, data, *outputs, "--yes")
-    assert "EER" in printed
+    assert "EER" in printed and f"look at them in {tmp_path / 'sheet.html'}" in printed
     decisions = json.loads(report.read_text(encoding="utf-8"))["decisions"]
     wrong = {f"人 {number}/{number}.png" for number in range(WRONG)}
     assert {one["name"] for one in decisions} == wrong

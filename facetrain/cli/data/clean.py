@@ -129,7 +129,7 @@ def clean(
         typer.echo(json.dumps(facts))
         return
     if report is not None:
-        _echo_report(report, folder, len(label_N))
+        _echo_report(report, folder, len(label_N), files.sheet)
     print_written(written)
 
 
@@ -190,7 +190,7 @@ def _require_safe_changes(
             )
 
 
-def _echo_report(report: CleanReport, dataset: Path, images: int) -> None:
+def _echo_report(report: CleanReport, dataset: Path, images: int, sheet: Path | None) -> None:
     """Print the decisions by kind, and how far they are to be trusted."""
     from facetrain.data.remote_dataset import with_addresses
     from facetrain.data.tools.fault_threshold import MIN_IMAGES
@@ -206,7 +206,8 @@ def _echo_report(report: CleanReport, dataset: Path, images: int) -> None:
         )
     if report.wrong:
         echo_line(
-            f"  about {report.threshold.expected_false:.1f} of them by mistake; look at them with --sheet FILE"
+            f"  about {report.threshold.expected_false:.1f} of them by mistake; look at them "
+            + (f"in {sheet}" if sheet else "with --sheet FILE")
         )
         echo_line(f"  {count_text(moved, 'image')} of another identity")
         echo_line(
