@@ -205,7 +205,11 @@ def _format_limits(result: Result) -> Iterator[str]:
         known = limits["rule_of_30"]
         yield (
             f"  lowest {rate:9} {limits['lowest']:.1e}, one of {result.fewest_impostors:,} {pairs}; "
-            + (f"known to ± 30 % from {known:.1e} on" if known else "too few to know a rate to ± 30 %")
+            + (
+                f"known to ± 30 % from {known:.1e} on"
+                if known and known < 1
+                else "too few to know a rate to ± 30 %"
+            )
         )
 
 

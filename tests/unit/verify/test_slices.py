@@ -327,7 +327,11 @@ def test_error_rates_and_the_lowest_rate_that_a_set_supports_follow_from_the_cur
 
 @pytest.mark.parametrize(
     ("impostors", "rate", "known"),
-    [(30, 1.0, "known to ± 30 % from 1.0e+00 on"), (29, None, "too few to know a rate to ± 30 %")],
+    [
+        (40, 0.75, "known to ± 30 % from 7.5e-01 on"),
+        (30, 1.0, "too few to know a rate to ± 30 %"),
+        (29, None, "too few to know a rate to ± 30 %"),
+    ],
 )
 def test_fewer_than_30_impostor_pairs_show_no_rate_to_30_percent(impostors, rate, known):
     same_P = np.arange(40 + impostors) < 40
