@@ -6,7 +6,6 @@ loaded. Here tensors are safetensors files and everything else is JSON.
 
 from __future__ import annotations
 
-import enum
 import errno
 import shutil
 import socket
@@ -40,14 +39,6 @@ class SaveOutcome:
     """Files that this rank has written."""
     manifest: Manifest | None = None
     """Manifest of a complete checkpoint; only the leader has it."""
-
-
-class _SaveState(enum.IntEnum):
-    """State of the save in flight on this rank."""
-
-    # On each rank: IDLE → WRITING, when `save` has the copy → WRITTEN or FAILED, when its files are written.
-    # On all ranks together, when none is WRITING: reports to the leader → manifest and rename, or removal → IDLE.
-    IDLE, WRITING, WRITTEN, FAILED = range(4)
 
 
 class CheckpointWriter:
@@ -89,7 +80,7 @@ class CheckpointWriter:
         self._host_copy = HostCopy()
         self.is_prepared = not asynchronous
         """Whether the buffers for saves are allocated or being allocated; the same on every rank."""
-        self._state = _SaveState.IDLE
+        # A save in flight: copy → files, written by a thread → reports to the leader → manifest and rename, or removal.
         self._thread: threading.Thread | None = None
         self._removal: threading.Thread | None = None
         self._has_warned_of_removal = False
@@ -102,7 +93,7 @@ class CheckpointWriter:
     @property
     def in_flight(self) -> bool:
         """Whether a save was started and is neither committed nor abandoned; the same on every rank."""
-        return self._state != _SaveState.IDLE
+        return self._snapshot is not None
 
     def prepare(self, snapshot: Snapshot) -> None:
         """Start to allocate the buffers for such snapshots, so that the first save is not slower than the others.
@@ -133,29 +124,21 @@ class CheckpointWriter:
             self.prepare(snapshot)
         # One save at a time: the thread may still write from the buffers that this one copies into.
         previous = self.end_save()
-        self._state, self._snapshot, self._reason, self._files = _SaveState.WRITING, snapshot, "", []
+        self._snapshot, self._reason, self._files = snapshot, "", []
         self._make_scratch_folder(snapshot.step)
-        if self._state == _SaveState.FAILED:
-            return previous if self._asynchronous else self.end_save()
-        files = _files_of(snapshot)
-        if not self._asynchronous:
-            self._write(files)
-            return self.end_save()
-        # Tables that fill the host's memory, or are on a disk, cannot be copied: training waits for their writing.
-        if not snapshot.copy_rows:
-            self._write(files)
-            return previous
-        # Otherwise training waits for the copy to host memory only, and a thread writes the copy.
-        try:
-            copied = self._host_copy.take(files)
-        except RuntimeError as error:  # raised by torch: no host memory, or none that can be page-locked
-            warn(f"{self._describe(error)}; training waits until the checkpoint is written without a copy")
-            self._host_copy = HostCopy()
-            self._write(files)
-            return previous
-        self._thread = threading.Thread(target=self._write, args=(copied,), name="checkpoint", daemon=True)
-        self._thread.start()
-        return previous
+        if not self._reason:
+            files = _files_of(snapshot)
+            # Tables that fill the host's memory, or are on a disk, cannot be copied.
+            copied = self._copy(files) if self._asynchronous and snapshot.copy_rows else None
+            # Training waits for the copy to host memory only, and for the writing if there is none.
+            if copied is None:
+                self._write(files)
+            else:
+                self._thread = threading.Thread(
+                    target=self._write, args=(copied,), name="checkpoint", daemon=True
+                )
+                self._thread.start()
+        return previous if self._asynchronous else self.end_save()
 
     def poll(self) -> SaveOutcome | None:
         """Commit or abandon the save in flight if all ranks have ended writing and removing; else return None."""
@@ -180,8 +163,7 @@ class CheckpointWriter:
 
     @property
     def _is_busy(self) -> bool:
-        is_removing = self._removal is not None and self._removal.is_alive()
-        return self._state == _SaveState.WRITING or is_removing
+        return any(thread and thread.is_alive() for thread in (self._thread, self._removal))
 
     def _end_removal(self) -> None:
         if self._removal is not None:
@@ -204,22 +186,25 @@ class CheckpointWriter:
                 self._reason = self._describe(error)
         # The ranks write together, or none does.
         self._reason = next(filter(None, collectives.gather_json(self._reason)), "")
-        if self._reason:
-            self._state = _SaveState.FAILED
+
+    def _copy(self, files: list[TensorFile]) -> list[TensorFile] | None:
+        """Return a copy of the files in host memory; None, with a warning, if it cannot be had."""
+        try:
+            return self._host_copy.take(files)
+        except RuntimeError as error:  # raised by torch: no host memory, or none that can be page-locked
+            warn(f"{self._describe(error)}; training waits until the checkpoint is written without a copy")
+            self._host_copy = HostCopy()
+            return None
 
     def _write(self, files: list[TensorFile]) -> None:
         """Write the files of this rank."""
         try:
-            written = [self._write_file(file) for file in files]
+            self._files = [self._write_file(file) for file in files]
             # A run that resumes from this checkpoint does not report its steps again: their records must not be lost
             # by a power cut that the checkpoint survives.
             self._sync_run()
         except Exception as error:  # a failed save must not end the training, whatever the reason
             self._reason = self._describe(error)
-            self._state = _SaveState.FAILED
-            return
-        # The state is set last: the training thread reads `_files` once it sees WRITTEN.
-        self._files, self._state = written, _SaveState.WRITTEN
 
     def _write_file(self, file: TensorFile) -> FileEntry:
         name = f"{file.name}.safetensors"
@@ -265,7 +250,7 @@ class CheckpointWriter:
                 shutil.rmtree(self._scratch, ignore_errors=True)
         # All ranks must agree on the outcome: the last checkpoint of a run decides how it ends.
         reason = next(filter(None, collectives.gather_json(reason)), "")
-        self._state, self._snapshot, self._thread = _SaveState.IDLE, None, None
+        self._snapshot = self._thread = None
         return SaveOutcome(snapshot.step, reason, tuple(self._files), manifest)
 
     def _commit(self, step: int, manifest: str, in_use: set[int]) -> str:
