@@ -66,10 +66,14 @@ class FolderClaim:
             while os.path.lexists(folders[-1]):  # a link that leads nowhere takes its name, too
                 folders.append(default.with_name(f"{default.name}-{len(folders) + 1}"))
             # Restarted ranks continue in the folder that their agent has used, be it the default or a numbered one.
-            own = [folder for folder in folders if self.was_used(folder)]
-            for folder in own or folders:
-                with suppress(ExistingRunError):
-                    return self._default(folder, default)
+            if used := next(filter(self.was_used, folders), None):
+                return self._create(used, exist_ok=True)
+            left = next(filter(self._has_left, folders), None)
+            with suppress(ExistingRunError):
+                folder = self._create(left or folders[-1], exist_ok=left is not None)
+                if folder != default:
+                    print(f"{default} exists: the folder of this run is {folder}", flush=True)
+                return folder
 
     def was_used(self, folder: Path) -> bool:
         """Return whether an agent of this job has used a folder before, in another process."""
@@ -80,17 +84,6 @@ class FolderClaim:
         """Return whether the folder has checkpoints of this job, which has been started again."""
         # A job can have restarted without ever having had this folder: it was refused, say.
         return has_checkpoints(folder) and self.was_used(folder)
-
-    def _default(self, folder: Path, default: Path) -> Path:
-        was_used = self.was_used(folder)
-        exist_ok = was_used or self._has_left(folder)
-        # It may be of another user, whose folders this one can neither read nor write to.
-        if not exist_ok and os.path.lexists(folder):
-            raise ExistingRunError(f"{folder}: already exists")
-        created = self._create(folder, exist_ok=exist_ok)
-        if folder != default and not was_used:
-            print(f"{default} exists: the folder of this run is {folder}", flush=True)
-        return created
 
     def _has_left(self, folder: Path) -> bool:
         """Return whether ranks of this job were killed before they had written more than the lock of a folder."""
