@@ -11,7 +11,7 @@ from queue import Empty, SimpleQueue
 
 from facetrain.distributed import collectives
 from facetrain.distributed.ranks import Ranks
-from facetrain.distributed.rendezvous import connect_to_store, place_of
+from facetrain.distributed.rendezvous import connect_to_store
 from facetrain.distributed.world import World
 from facetrain.errors import (
     FacetrainError,
@@ -38,7 +38,7 @@ _STORE_ANSWERS_WITHIN_S = 10.0
 
 
 @contextmanager
-def explain_failures(world: World | Ranks, timeout_s: float) -> Iterator[None]:
+def explain_failures(ranks: Ranks, timeout_s: float) -> Iterator[None]:
     """Turn failures of files, of memory and of other ranks into errors with the rank and the place.
 
     Raises:
@@ -54,17 +54,17 @@ def explain_failures(world: World | Ranks, timeout_s: float) -> Iterator[None]:
     except OSError as error:
         places = "".join(f"{place}: " for place in (line_of(error), error.filename) if place)
         raise RunError(
-            f"rank {world.rank}: {places}{error_reason(error)}; earlier checkpoints are intact"
+            f"rank {ranks.rank}: {places}{error_reason(error)}; earlier checkpoints are intact"
         ) from error
     except (RuntimeError, MemoryError) as error:
         reason = error_reason(error)
         if is_out_of_memory(error):
             raise RunError(
-                f"rank {world.rank}: too little memory ({reason}); `facetrain plan` lists what needs less memory; "
+                f"rank {ranks.rank}: too little memory ({reason}); `facetrain plan` lists what needs less memory; "
                 "earlier checkpoints are intact"
             ) from error
         # A fault of the program keeps its traceback; only failures of the group are put into words here.
-        if world.size == 1 or not any(word in reason for word in _LOST) or _is_of_part(error):
+        if ranks.size == 1 or not any(word in reason for word in _LOST) or _is_of_part(error):
             raise
         # The whole text: in `reason`, a long path of a source file of torch pushes these words out.
         text = str(error)
@@ -74,7 +74,7 @@ def explain_failures(world: World | Ranks, timeout_s: float) -> Iterator[None]:
             last = " ".join(text.partition("Last error:")[2].split())
             reason = f"NCCL error: {last}" if last else reason
             raise RunError(f"{reason}; earlier checkpoints are intact") from error
-        raise _group_error(world, timeout_s, reason) from error
+        raise _group_error(ranks, timeout_s, reason) from error
 
 
 def _is_of_part(error: BaseException) -> bool:
@@ -86,37 +86,37 @@ def _is_of_part(error: BaseException) -> bool:
     return bool(line_of(error)) and not of_group
 
 
-def _group_error(world: World | Ranks, timeout_s: float, reason: str) -> RunError:
+def _group_error(ranks: Ranks, timeout_s: float, reason: str) -> RunError:
     """Return the error of this rank for a broken group. The first rank that still answers names the others."""
-    found = silent_ranks(world.rendezvous_id, world.rank, world.size, _PATIENCE_S)
-    silent = found or {}
+    found = silent_ranks(ranks, _PATIENCE_S)
+    silent = found or []
     # One voice: every rank that still answers finds the same silent ones, and the smallest of them speaks.
-    if world.rank != min(set(range(world.size)) - set(silent)):
+    if ranks.rank != min(set(range(ranks.size)) - set(silent)):
         return LostRankError(reason)
     if not any(word in reason for word in _TIMED_OUT):
         # A rank that is lost has said why, or its watchdog does. If none is, nobody knows another reason.
         all_alive = (
             f"the ranks have lost each other, and all are alive: {reason}; earlier checkpoints are intact"
         )
-        return RunError(all_alive) if found == {} else LostRankError(reason)
-    names = "; ".join(f"rank {rank} ({place})" for rank, place in silent.items()) or "another rank"
+        return RunError(all_alive) if found == [] else LostRankError(reason)
+    names = "; ".join(f"rank {rank} ({ranks.place(rank)})" for rank in silent) or "another rank"
     return RankError(
-        f"{names} did not answer rank {world.rank} for {timeout_s:.0f} s (train.timeout_s): "
+        f"{names} did not answer rank {ranks.rank} for {timeout_s:.0f} s (train.timeout_s): "
         "it hangs, or the network to it is down; earlier checkpoints are intact"
     )
 
 
-def silent_ranks(rendezvous_id: str, rank: int, world_size: int, patience_s: float) -> dict[int, str] | None:
-    """Report that this rank is alive, and return the ranks that do not report so in time, with their places.
+def silent_ranks(ranks: Ranks, patience_s: float) -> list[int] | None:
+    """Report that this rank is alive, and return the ranks that do not report so in time.
 
     Every rank that has lost the others calls this, and all of them notice at about the same moment. None: the store
     does not answer, because its process is stopped or gone, which the watchdogs report.
     """
-    answers: SimpleQueue[dict[int, str]] = SimpleQueue()
+    answers: SimpleQueue[list[int]] = SimpleQueue()
 
     def ask() -> None:
         with suppress(RuntimeError, ValueError):
-            answers.put(_wait_for_reports(rendezvous_id, rank, world_size, patience_s))
+            answers.put(_wait_for_reports(ranks, patience_s))
 
     # In a thread: a connection to a process that is stopped waits without end for its first answer.
     threading.Thread(target=ask, daemon=True).start()
@@ -125,17 +125,18 @@ def silent_ranks(rendezvous_id: str, rank: int, world_size: int, patience_s: flo
     return None
 
 
-def _wait_for_reports(rendezvous_id: str, rank: int, world_size: int, patience_s: float) -> dict[int, str]:
-    store = connect_to_store(rendezvous_id)
+def _wait_for_reports(ranks: Ranks, patience_s: float) -> list[int]:
+    assert ranks.rendezvous is not None, "a single process has no store"
+    store = connect_to_store(ranks.rendezvous.id)
     # First of all: the others wait for this report, too.
-    store.set(f"alive/{rank}", "")
-    silent = [other for other in range(world_size) if other != rank]
+    store.set(f"alive/{ranks.rank}", "")
+    silent = [other for other in range(ranks.size) if other != ranks.rank]
     deadline = time.monotonic() + patience_s
     # Polled: to wait for a key would block until its timeout, and the ranks report in any order.
     while silent and time.monotonic() < deadline:
         silent = [other for other in silent if not store.check([f"alive/{other}"])]
         time.sleep(_POLL_S)
-    return {other: place_of(store, other) for other in silent}
+    return silent
 
 
 @contextmanager

@@ -72,11 +72,6 @@ class Ranks:
         return self.rank == 0
 
     @property
-    def rendezvous_id(self) -> str:
-        """Random id of this start of the ranks."""
-        return self.rendezvous.id if self.rendezvous else ""
-
-    @property
     def speaks_for_host(self) -> bool:
         """Whether this is the first rank of its host."""
         return self.local_rank == 0

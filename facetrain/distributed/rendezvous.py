@@ -73,7 +73,7 @@ def join_rendezvous(timeout_s: float, local_size: int) -> Rendezvous:
     store = _open_store(rank, timeout_s)
     rendezvous_id = _create_id(store, world_size, timeout_s) if rank == 0 else _receive_id(store, rank)
     own = _with_prefix(rendezvous_id, store)
-    register_rank(own, rank)
+    own.set(f"place/{rank}", f"{socket.gethostname()}, process {os.getpid()}")
     cores, host_cores = _count_cores(own, rank, local_size)
     address = LOOPBACK if local_size == world_size else _shared_address(own, rank, world_size)
     places = own.multi_get([f"place/{other}" for other in range(world_size)])
@@ -126,11 +126,6 @@ def connect_to_store(rendezvous_id: str) -> Store:
     return _with_prefix(rendezvous_id, TCPStore(host, port, is_master=False, timeout=_STORE_TIMEOUT))
 
 
-def register_rank(store: Store, rank: int) -> None:
-    """Publish the host and process of this rank."""
-    store.set(f"place/{rank}", f"{socket.gethostname()}, process {os.getpid()}")
-
-
 def watchdog_address(rendezvous: Rendezvous) -> tuple[tuple[str, int] | None, socket.socket | None]:
     """Return the address on which rank 0's watchdog listens, and on rank 0 the listening socket.
 
@@ -150,13 +145,6 @@ def watchdog_address(rendezvous: Rendezvous) -> tuple[tuple[str, int] | None, so
     port = listener.getsockname()[1] if listener else 0
     rendezvous.store.set("watchdog", f"{host} {port}")
     return ((host, port) if listener else None), listener
-
-
-def place_of(store: Store, rank: int) -> str:
-    """Return the host and process of a rank, as in "node7, process 4711"."""
-    with suppress(RuntimeError):
-        return str(store.get(f"place/{rank}").decode(errors="replace"))
-    return "location unknown"
 
 
 def _with_prefix(rendezvous_id: str, store: Store) -> Store:

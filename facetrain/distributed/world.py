@@ -49,8 +49,6 @@ class World:
     size: int
     local_size: int
     device: torch.device
-    rendezvous_id: str = ""
-    """Random id of this start of the ranks: another one after a restart."""
     cores: int = field(default_factory=usable_cores)
     """CPU cores of this rank: its share of those that it may use."""
     host_cores: int = field(default_factory=usable_cores)
@@ -152,7 +150,6 @@ def join(
             size=found.size,
             local_size=found.local_size,
             device=chosen,
-            rendezvous_id=found.rendezvous_id,
             cores=found.rendezvous.cores if found.rendezvous else usable_cores(),
             host_cores=found.rendezvous.host_cores if found.rendezvous else usable_cores(),
         )

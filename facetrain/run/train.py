@@ -59,7 +59,7 @@ def train(
         on_folder(agreed.folder)
         with (
             joined(agreed.config, ranks) as world,
-            explain_failures(world, agreed.config.train.timeout_s),
+            explain_failures(ranks, agreed.config.train.timeout_s),
         ):
             # What is left to a measurement changes the request, which is then resolved again.
             while choices := agreed.plan.open_choices:

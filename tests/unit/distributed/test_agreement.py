@@ -3,13 +3,13 @@ import sys
 
 import pytest
 import torch
-from torch.distributed import PrefixStore, TCPStore
+from torch.distributed import HashStore, PrefixStore, TCPStore
 
 from facetrain import own_parts
 from facetrain.distributed import agreement
 from facetrain.distributed.agreement import explain_failures, silent_ranks
-from facetrain.distributed.rendezvous import register_rank
-from facetrain.distributed.world import World
+from facetrain.distributed.ranks import Ranks
+from facetrain.distributed.rendezvous import Rendezvous
 from facetrain.errors import LostRankError, RankError, RunError
 from tests.support.ranks import run_ranks
 
@@ -23,20 +23,21 @@ def store(monkeypatch):
     return store
 
 
-def test_the_ranks_that_do_not_report_are_returned_with_their_places(store):
-    own = PrefixStore("facetrain/id", store)
-    for rank in range(3):
-        register_rank(own, rank)
-    own.set("alive/1", "")
-    silent = silent_ranks("id", 0, 3, 0.1)
-    assert silent.keys() == {2} and ", process " in silent[2]
+def ranks_of(rank, size, store=None):
+    known = store and Rendezvous(store, rank, "id", ["a"] * size, "127.0.0.1", 1, 1)
+    return Ranks(rank, rank, size, size, rendezvous=known)
+
+
+def test_the_ranks_that_do_not_report_are_returned(store):
+    PrefixStore("facetrain/id", store).set("alive/1", "")
+    assert silent_ranks(ranks_of(0, 3, store), 0.1) == [2]
 
 
 def test_a_store_that_does_not_answer_names_no_rank(monkeypatch):
     monkeypatch.setattr("facetrain.distributed.agreement._STORE_ANSWERS_WITHIN_S", 0.1)
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "1")
-    assert silent_ranks("id", 1, 2, 0.1) is None
+    assert silent_ranks(ranks_of(1, 2, HashStore()), 0.1) is None
 
 
 def refused_by_the_gpu():
@@ -52,9 +53,8 @@ def refused_by_cublas():
     [refused_by_the_gpu, refused_by_cublas, lambda: torch.empty(10**15), lambda: bytes(1 << 60)],
 )
 def test_too_little_memory_is_an_error_of_the_run_with_advice(fail):
-    world = World(rank=3, local_rank=0, size=1, local_size=1, device=torch.device("cpu"))
     message = "rank 3: too little memory .*; `facetrain plan` lists"
-    with pytest.raises(RunError, match=message), explain_failures(world, 60):
+    with pytest.raises(RunError, match=message), explain_failures(Ranks(3), 60):
         fail()
 
 
@@ -72,26 +72,25 @@ REMOTE_IN_LONG_PATH = REMOTE.replace("ProcessGroup", "/a/build/of/torch" * 20 + 
         (
             SHM,
             1,
-            {},
+            [],
             RunError,
             "^NCCL error: Error while creating shared memory segment /dev/shm/nccl-AbCdEf;",
         ),
-        (SHM.partition("Last error")[0], 1, {}, RunError, "^NCCL error in: .*unhandled system error"),
-        (REMOTE, 0, {1: "b"}, LostRankError, "ncclRemoteError"),
+        (SHM.partition("Last error")[0], 1, [], RunError, "^NCCL error in: .*unhandled system error"),
+        (REMOTE, 0, [1], LostRankError, "ncclRemoteError"),
         (REMOTE, 0, None, LostRankError, "ncclRemoteError"),
-        (REMOTE, 0, {}, RunError, "all are alive: .*ncclRemoteError"),
-        (REMOTE, 1, {}, LostRankError, "ncclRemoteError"),
-        (REMOTE_IN_LONG_PATH, 0, {1: "b"}, LostRankError, "^NCCL error in: /a/build"),
-        ("Connection reset by peer", 0, {}, RunError, "all are alive: Connection reset"),
-        ("Timed out", 0, {1: "b"}, RankError, r"rank 1 \(b\) did not answer"),
-        ("Timed out", 1, {0: "a"}, RankError, r"rank 0 \(a\) did not answer"),
-        ("Timed out", 1, {}, LostRankError, "Timed out"),
+        (REMOTE, 0, [], RunError, "all are alive: .*ncclRemoteError"),
+        (REMOTE, 1, [], LostRankError, "ncclRemoteError"),
+        (REMOTE_IN_LONG_PATH, 0, [1], LostRankError, "^NCCL error in: /a/build"),
+        ("Connection reset by peer", 0, [], RunError, "all are alive: Connection reset"),
+        ("Timed out", 0, [1], RankError, r"rank 1 \(this host\) did not answer"),
+        ("Timed out", 1, [0], RankError, r"rank 0 \(this host\) did not answer"),
+        ("Timed out", 1, [], LostRankError, "Timed out"),
     ],
 )
 def test_one_rank_says_why_the_group_is_broken(monkeypatch, reason, rank, silent, kind, text):
     monkeypatch.setattr(agreement, "silent_ranks", lambda *_: silent)
-    world = World(rank=rank, local_rank=rank, size=2, local_size=2, device=torch.device("cpu"))
-    with pytest.raises(RunError, match=text) as ended, explain_failures(world, 60):
+    with pytest.raises(RunError, match=text) as ended, explain_failures(ranks_of(rank, 2), 60):
         raise RuntimeError(reason)
     assert type(ended.value) is kind
 
@@ -125,13 +124,12 @@ def load_part(folder):
     return sys.modules["part_with_a_client"]
 
 
-def world_of(size):
-    return World(rank=0, local_rank=0, size=size, local_size=size, device=torch.device("cpu"))
-
-
 def test_an_error_of_a_part_is_not_taken_for_one_of_the_process_group(tmp_path):
     part = load_part(tmp_path)
-    with pytest.raises(RuntimeError, match="^my server: connection lost$"), explain_failures(world_of(2), 60):
+    with (
+        pytest.raises(RuntimeError, match="^my server: connection lost$"),
+        explain_failures(ranks_of(0, 2), 60),
+    ):
         part.asks("my server")
 
 
@@ -142,7 +140,7 @@ def add_without_rank_1(folder):
         return
     part = load_part(folder)
     agreement.silent_ranks = lambda *_: None  # there is no store of a rendezvous
-    with pytest.raises(LostRankError), explain_failures(world_of(2), 60):
+    with pytest.raises(LostRankError), explain_failures(ranks_of(0, 2), 60):
         part.adds(torch.zeros(1), group)
 
 
@@ -155,5 +153,5 @@ def test_an_error_of_the_operating_system_in_a_part_names_its_line(tmp_path):
     message = r"^rank 0: .*/part_with_a_client\.py:12: Connection refused; "
     with socket.socket() as unheard, pytest.raises(RunError, match=message):
         unheard.bind(("127.0.0.1", 0))  # nobody listens on it, and nobody else can
-        with explain_failures(world_of(1), 60):
+        with explain_failures(ranks_of(0, 1), 60):
             part.connects(unheard.getsockname()[1])
