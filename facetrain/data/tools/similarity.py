@@ -21,6 +21,21 @@ WEAK_EER, USELESS_EER = 0.05, 0.2
 """Equal error rates from which a model is weak for a dataset, and from which it cannot separate its identities."""
 
 
+class SelectedRows:
+    """Rows of a mapped file, which are read in blocks: a copy of nearly all of them would fill the memory."""
+
+    def __init__(self, embedding_ND: np.ndarray, rows: np.ndarray) -> None:
+        self._embedding_ND, self._rows = embedding_ND, rows
+        self.shape = (len(rows), embedding_ND.shape[1])
+
+    def __getitem__(self, block: slice) -> np.ndarray:
+        return self._embedding_ND[self._rows[block]]
+
+
+UnitRows = np.ndarray | SelectedRows
+"""Embeddings, float32 (N, D)."""
+
+
 @dataclass(frozen=True)
 class IdentityCenters:
     """Sum and direction of the embeddings of each identity."""
@@ -31,43 +46,36 @@ class IdentityCenters:
     count_K: np.ndarray
 
 
-def compute_centers(
-    embedding_ND: np.ndarray, label_N: np.ndarray, num_classes: int, rows_N: np.ndarray | None = None
-) -> IdentityCenters:
-    """Compute the centers of all identities from unit rows, float32; of those in `rows_N`, to which the labels belong.
-
-    So do the next two functions. The rows are not given as an array of their own, because a copy of nearly all of a
-    mapped file would fill the memory.
-    """
+def compute_centers(embedding_ND: UnitRows, label_N: np.ndarray, num_classes: int) -> IdentityCenters:
+    """Compute the centers of all identities."""
     total = np.zeros((num_classes, embedding_ND.shape[1]), np.float32)
-    for block, embedding_BD in _embedding_blocks(embedding_ND, rows_N):
+    for block in _blocks(*embedding_ND.shape):
         order = np.argsort(label_N[block], kind="stable")
         present, starts = np.unique(label_N[block][order], return_index=True)
-        total[present] += np.add.reduceat(embedding_BD[order], starts, axis=0)
+        total[present] += np.add.reduceat(embedding_ND[block][order], starts, axis=0)
     count = np.bincount(label_N, minlength=num_classes)
     length = np.linalg.norm(total, axis=1)
     return IdentityCenters(total, total / np.maximum(length, 1e-12)[:, None], count)
 
 
 def leave_one_out_similarity(
-    embedding_ND: np.ndarray, label_N: np.ndarray, centers: IdentityCenters, rows_N: np.ndarray | None = None
+    embedding_ND: UnitRows, label_N: np.ndarray, centers: IdentityCenters
 ) -> np.ndarray:
     """Return each image's similarity to the center of the other images of its identity: (N,), NaN if there are none."""
     cosine = np.empty(len(label_N), np.float32)
-    for block, embedding_BD in _embedding_blocks(embedding_ND, rows_N):
+    for block in _blocks(*embedding_ND.shape):
+        embedding_BD = embedding_ND[block]
         others = centers.total_KD[label_N[block]] - embedding_BD
         length = np.maximum(np.linalg.norm(others, axis=1), 1e-12)
         cosine[block] = np.einsum("nd,nd->n", embedding_BD, others) / length
     return np.where(centers.count_K[label_N] > 1, cosine, np.nan)
 
 
-def similarity_to_center(
-    embedding_ND: np.ndarray, label_N: np.ndarray, unit_KD: np.ndarray, rows_N: np.ndarray | None = None
-) -> np.ndarray:
+def similarity_to_center(embedding_ND: UnitRows, label_N: np.ndarray, unit_KD: np.ndarray) -> np.ndarray:
     """Return each image's similarity to the center of its identity: (N,)."""
     cosine = np.empty(len(label_N), np.float32)
-    for block, embedding_BD in _embedding_blocks(embedding_ND, rows_N):
-        cosine[block] = np.einsum("nd,nd->n", embedding_BD, unit_KD[label_N[block]])
+    for block in _blocks(*embedding_ND.shape):
+        cosine[block] = np.einsum("nd,nd->n", embedding_ND[block], unit_KD[label_N[block]])
     return cosine
 
 
@@ -133,19 +141,14 @@ class Separation:
         return f"{line}: one error in {round(1 / self.eer):,} comparisons" if self.eer > 0 else line
 
 
-def measure_separation(
-    embedding_ND: np.ndarray, label_N: np.ndarray, rows_N: np.ndarray | None = None
-) -> Separation:
-    """Return the error of the model between an image's identity and one random other identity per image.
-
-    With `rows_N`, int64, of the images in these rows, whose labels `label_N` has.
-    """
+def measure_separation(embedding_ND: UnitRows, label_N: np.ndarray) -> Separation:
+    """Return the error of the model between an image's identity and one random other identity per image."""
     other_N = random_other_labels(label_N)
     if (other_N < 0).any():  # one identity
         return Separation(None)
-    centers = compute_centers(embedding_ND, label_N, int(label_N.max()) + 1, rows_N)
-    genuine_N = leave_one_out_similarity(embedding_ND, label_N, centers, rows_N)
-    impostor_N = similarity_to_center(embedding_ND, other_N, centers.unit_KD, rows_N)
+    centers = compute_centers(embedding_ND, label_N, int(label_N.max()) + 1)
+    genuine_N = leave_one_out_similarity(embedding_ND, label_N, centers)
+    impostor_N = similarity_to_center(embedding_ND, other_N, centers.unit_KD)
     genuine, impostor = (np.sort(cosine[np.isfinite(cosine)]) for cosine in (genuine_N, impostor_N))
     if not len(genuine) or not len(impostor):
         return Separation(None)
@@ -166,15 +169,6 @@ def random_other_labels(label_N: np.ndarray) -> np.ndarray:
         return np.full(len(label_N), -1)
     shift_N = 1 + sample_numbers(len(label_N), len(label_N)) % (len(present) - 1)
     return present[(rank_N + shift_N) % len(present)]
-
-
-def _embedding_blocks(
-    embedding_ND: np.ndarray, rows_N: np.ndarray | None
-) -> Iterator[tuple[slice, np.ndarray]]:
-    """Yield slices of `rows_N`, or of all rows, and the embeddings in each."""
-    count = len(embedding_ND) if rows_N is None else len(rows_N)
-    for block in _blocks(count, embedding_ND.shape[1]):
-        yield block, embedding_ND[block if rows_N is None else rows_N[block]]
 
 
 def _blocks(rows: int, width: int) -> Iterator[slice]:

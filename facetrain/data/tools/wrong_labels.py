@@ -11,6 +11,7 @@ import numpy as np
 
 from facetrain.data.tools.fault_threshold import NOTHING, FaultThreshold, calibrate_threshold
 from facetrain.data.tools.similarity import (
+    SelectedRows,
     Separation,
     compute_centers,
     leave_one_out_similarity,
@@ -96,7 +97,7 @@ def find_wrong_labels(embedding_ND: np.ndarray, label_N: np.ndarray) -> CleanRep
         lead = _LEAST_LEAD * float(np.median((center_N - other_N)[kept_N]))
         moved = other_N[rows] >= np.maximum(least, third + lead)
         right = np.flatnonzero(~wrong_N)
-        separation = measure_separation(embedding_ND, row_N[right], right)
+        separation = measure_separation(SelectedRows(embedding_ND, right), row_N[right])
     else:
         moved = np.zeros(len(rows), bool)
     wrong = [

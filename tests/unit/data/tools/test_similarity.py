@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from facetrain.data.tools.similarity import (
+    SelectedRows,
     compute_centers,
     leave_one_out_similarity,
     measure_separation,
@@ -45,7 +46,7 @@ def test_the_separation_of_some_rows_is_that_of_a_copy_of_them_in_blocks_too(fac
     rows = np.flatnonzero(np.arange(len(person)) % 5 > 0)
     noisy = unit(embedding + 0.3 * np.random.default_rng(1).normal(size=embedding.shape))
     for _ in range(2):
-        found = measure_separation(noisy, person[rows], rows)
+        found = measure_separation(SelectedRows(noisy, rows), person[rows])
         assert found == measure_separation(noisy[rows], person[rows]) and found.eer > 0
         monkeypatch.setattr("facetrain.data.tools.similarity._BLOCK_NUMBERS", 7 * IDENTITIES)
 
