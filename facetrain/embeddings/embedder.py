@@ -120,7 +120,9 @@ class ImageEmbedder:
             ImageError: an image cannot be decoded; the message has its index.
         """
         selected = range(len(images)) if indices is None else indices
-        return self._embed_shared(images, selected, name, crop, landmarks, mirrored=flip, added=True)
+        return self.embed_rows(
+            images, name=name, mirrored=flip, indices=selected, landmarks=landmarks, crop=crop, added=True
+        )
 
     def embed_rows(
         self,
@@ -130,8 +132,10 @@ class ImageEmbedder:
         mirrored: bool,
         indices: Sequence[int],
         landmarks: Landmarks | None,
+        crop: Crop = crop_aligned,
+        added: bool = False,
     ) -> np.ndarray:
-        """Return the embeddings of encoded images: float32 (N, R, D), not normalized.
+        """Return the embeddings of encoded images: float32 (N, R, D), not normalized; (N, D), their sum, if `added`.
 
         Row 0 belongs to the image. With `mirrored`, row 1 belongs to its mirror image. Collective, like
         `embed_plain_and_mirrored`, with the same `landmarks`.
@@ -139,35 +143,6 @@ class ImageEmbedder:
         Raises:
             ImageError: an image cannot be decoded; the message has its index.
         """
-        return self._embed_shared(
-            images, indices, name, crop_aligned, landmarks, mirrored=mirrored, added=False
-        )
-
-    def _embed_batch(self, image: Tensor, points: Tensor | None, mirrored: bool) -> Tensor:
-        """Return the embeddings of prepared images, and of their mirror images: float32 (B, R, D)."""
-        inputs = [[image] if points is None else [image, points]]
-        if mirrored:
-            inputs.append([image.flip(3)] if points is None else [image.flip(3), mirror_landmarks(points)])
-        # In float32, also if the network computes in bfloat16: the two may be added.
-        return torch.stack([self.network(*each).float() for each in inputs], 1)
-
-    def _points(self, landmarks: Landmarks, indices: Sequence[int], count: int) -> Tensor:
-        """Return the landmarks of a batch (count, 5, 2), the last ones repeated for the images that fill it up."""
-        point_B52 = without_gaps(np.stack([landmarks[index] for index in indices]))
-        return torch.from_numpy(point_B52[np.minimum(np.arange(count), len(point_B52) - 1)]).to(self.device)
-
-    def _embed_shared(
-        self,
-        images: Sequence[EncodedImage],
-        indices: Sequence[int],
-        name: str,
-        crop: Crop,
-        landmarks: Landmarks | None,
-        *,
-        mirrored: bool,
-        added: bool,
-    ) -> np.ndarray:
-        """Embed this rank's share of the images, and gather the rows of all ranks: (N, R, D), or (N, D) if `added`."""
         assert len(indices), "no images"
         rank, world_size = (0, 1) if self.alone else (collectives.rank(), collectives.world_size())
         # A gather needs shares of equal size: the last ranks repeat the last image.
@@ -197,6 +172,19 @@ class ImageEmbedder:
         assert shard is not None, "a share has at least one batch"
         gathered = shard if world_size == 1 else collectives.gather(shard).flatten(0, 1)
         return gathered[: len(indices)].numpy()
+
+    def _embed_batch(self, image: Tensor, points: Tensor | None, mirrored: bool) -> Tensor:
+        """Return the embeddings of prepared images, and of their mirror images: float32 (B, R, D)."""
+        inputs = [[image] if points is None else [image, points]]
+        if mirrored:
+            inputs.append([image.flip(3)] if points is None else [image.flip(3), mirror_landmarks(points)])
+        # In float32, also if the network computes in bfloat16: the two may be added.
+        return torch.stack([self.network(*each).float() for each in inputs], 1)
+
+    def _points(self, landmarks: Landmarks, indices: Sequence[int], count: int) -> Tensor:
+        """Return the landmarks of a batch (count, 5, 2), the last ones repeated for the images that fill it up."""
+        point_B52 = without_gaps(np.stack([landmarks[index] for index in indices]))
+        return torch.from_numpy(point_B52[np.minimum(np.arange(count), len(point_B52) - 1)]).to(self.device)
 
     def _decode_batches(
         self, images: Sequence[EncodedImage], indices: list[int], name: str, crop: Crop, least: int
