@@ -5,8 +5,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
@@ -17,6 +18,7 @@ from facetrain.data.formats.landmark_file import without_gaps
 from facetrain.data.images.augment import mirror_landmarks
 from facetrain.data.images.decode import decode_rgb, resize_square
 from facetrain.data.images.normalize import normalize
+from facetrain.data.tools.parallel import map_in_order
 from facetrain.distinct import dense_ids
 from facetrain.distributed import collectives
 from facetrain.embeddings.image_inputs import image_location
@@ -206,16 +208,10 @@ class ImageEmbedder:
                 self.on_unreadable(index, error)
                 return np.zeros((self.image_size, self.image_size, 3), np.uint8)
 
-        starts = range(0, len(indices), self.batch_size)
-        with ThreadPoolExecutor(max(self.workers, 1)) as pool:
-            # The threads decode one batch ahead of the network.
-            batches = (pool.map(decode, indices[start : start + self.batch_size]) for start in starts)
-            pending = next(batches, None)
-            for start in starts:
-                assert pending is not None, "one batch for each start"
-                following = next(batches, None)
-                batch = list(pending)
+        # The threads decode one batch ahead of the network.
+        with closing(map_in_order(decode, indices, max(self.workers, 1), self.batch_size)) as decoded:
+            for start in range(0, len(indices), self.batch_size):
+                batch = list(islice(decoded, self.batch_size))
                 filled = self.batch_size if start and self._pads_last_batch else least
                 batch += [batch[-1]] * (filled - len(batch))
                 yield start, torch.from_numpy(np.stack(batch))
-                pending = following

@@ -15,20 +15,21 @@ T = TypeVar("T")
 
 
 def map_in_order(
-    function: Callable[[S], T], items: Iterable[S], workers: int | None = None
+    function: Callable[[S], T], items: Iterable[S], workers: int | None = None, ahead: int | None = None
 ) -> Generator[T, None, None]:
     """Yield `function(item)` for all items in their order, computed by threads.
 
-    At most four results per thread are computed ahead, so memory does not grow with the number of items. When
-    the generator is closed, it cancels the pending calls and waits for those that are running.
+    At most `ahead` results wait to be taken, so memory does not grow with the number of items. When the generator is
+    closed, it cancels the pending calls and waits for those that are running.
 
     Args:
         function: must be safe to call from several threads; OpenCV and file reads release the GIL.
         items: the arguments.
         workers: number of threads; one per usable core if None.
+        ahead: number of results; four per thread if None.
     """
     workers = workers or usable_cores()
-    ahead = 4 * workers
+    ahead = ahead or 4 * workers
     with ThreadPoolExecutor(workers) as pool:
         pending: deque[Future[T]] = deque()
         try:
