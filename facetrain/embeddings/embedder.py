@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -34,18 +33,13 @@ EncodedImage = bytes | np.ndarray
 """Bytes of an image file, or RGB pixels uint8 (H, W, 3)."""
 Crop = Callable[[np.ndarray, int, int], np.ndarray]
 """Maps a decoded image uint8 (H, W, 3), its index and `size` to uint8 (size, size, 3)."""
+Landmarks = np.ndarray | Sequence[np.ndarray]
+"""Landmarks of each image (5, 2), as fractions of its sides; NaN for an image without a face."""
 
 
 def crop_aligned(image: np.ndarray, index: int, size: int) -> np.ndarray:
     """Resize an aligned image to (size, size, 3); the longer side is cropped at the center."""
     return resize_square(image, size)
-
-
-class Landmarks(Protocol):
-    """Landmarks by the index of the image: an array (N, 5, 2), or a lazy sequence."""
-
-    def __getitem__(self, index: int, /) -> np.ndarray:
-        """Return the landmarks of an image (5, 2), as fractions of its sides; NaN for an image without a face."""
 
 
 @dataclass(frozen=True)
