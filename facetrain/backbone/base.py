@@ -74,18 +74,16 @@ class Backbone(nn.Module):
         """
         yield self, "trunk"
 
-    def layer_prefixes(self) -> list[tuple[str, ...]]:
-        """Return the prefixes of the parameter names of each layer, from the image on.
+    def last_layers(self) -> tuple[str, ...]:
+        """Return the prefixes of the parameter names of the last layers, which Muon leaves to the other optimizer.
 
-        A layer is the stem, or a block of the trunk. All other parameters belong to the last layer: the norm at the
-        end of the trunk, and the neck. The base class takes each child with a weight matrix for a layer, and the last
-        one for the last layer. They are children of the backbone, or of its only such child, and so on.
+        The base class takes the last child with a weight matrix: of the backbone, or of its only such child, and so on.
         """
         prefix, children = "", _children_with_matrices(self)
         while len(children) == 1:
             [(name, child)] = children.items()
             prefix, children = f"{prefix}{name}.", _children_with_matrices(child)
-        return [(f"{prefix}{name}.",) for name in list(children)[:-1]]
+        return (f"{prefix}{[*children][-1]}." if children else prefix,)
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
         """Map normalized images (B, 3, H, W) to embeddings (B, D)."""

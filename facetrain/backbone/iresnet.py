@@ -150,14 +150,6 @@ class IResNet(Backbone):
         yield self, "stem"
         yield from ((block, "forward") for block in self.blocks())
 
-    def layer_prefixes(self) -> list[tuple[str, ...]]:
-        """Return the names of the stem and of each block."""
-        depths = [len(self.get_submodule(f"layer{stage}")) for stage in range(1, 5)]  # type: ignore[arg-type]
-        blocks = [
-            (f"layer{stage}.{n}.",) for stage, depth in enumerate(depths, start=1) for n in range(depth)
-        ]
-        return [("conv1.", "bn1.", "prelu."), *blocks]
-
     def blocks(self) -> Iterator[IBasicBlock]:
         """Yield the blocks of the four stages in order."""
         for number in range(1, 5):

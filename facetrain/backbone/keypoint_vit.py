@@ -162,11 +162,6 @@ class KeypointVisionTransformer(VisionTransformer):
         """Map normalized images (B, 3, H, W) and their landmarks (B, 5, 2), see `trunk`, to embeddings (B, D)."""
         return self.neck(self.trunk(image_BCHW, landmarks_B52))
 
-    def layer_prefixes(self) -> list[tuple[str, ...]]:
-        """Return the names of the stem, which has the biases of all blocks, and of each block."""
-        stem, *blocks = super().layer_prefixes()
-        return [(*stem, "keypoint_linear."), *blocks]
-
 
 def _aligned_landmarks(image_BCHW: Tensor) -> Tensor:
     """Return the landmarks of an aligned face for each image: float32 (B, 5, 2)."""

@@ -123,9 +123,9 @@ class MobileFaceNet(Backbone):
         """Yield each layer."""
         yield from ((layer, "forward") for layer in self.layers)
 
-    def layer_prefixes(self) -> list[tuple[str, ...]]:
-        """Return the name of each layer of the trunk."""
-        return [(f"layers.{n}.",) for n in range(len(self.layers))]
+    def last_layers(self) -> tuple[str, ...]:
+        """Return the names of the layers of the neck."""
+        return "conv_sep.", "features."
 
     def neck(self, feature: Tensor) -> Tensor:
         """Map the trunk's features to embeddings (B, D)."""

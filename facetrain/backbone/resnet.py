@@ -48,12 +48,6 @@ class TorchvisionResNet(Backbone):
         yield self.stem, "forward"
         yield from ((block, "forward") for block in self._blocks())
 
-    def layer_prefixes(self) -> list[tuple[str, ...]]:
-        """Return the names of the stem and of each block."""
-        depths = [len(stage) for stage in self.stages]  # type: ignore[arg-type]
-        blocks = [(f"stages.{stage}.{n}.",) for stage, depth in enumerate(depths) for n in range(depth)]
-        return [("stem.",), *blocks]
-
     def _blocks(self) -> Iterator[nn.Module]:
         return (block for stage in self.stages for block in stage.children())
 

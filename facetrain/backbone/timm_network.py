@@ -91,14 +91,9 @@ class TimmNetwork(Backbone):
         """Yield the network without the layer of the embedding, as a whole."""
         yield self.network, "forward_features"
 
-    def layer_prefixes(self) -> list[tuple[str, ...]]:
-        """Return the names of the children before the one with the classifier."""
-        last = self.classifier.partition(".")[0]
-        return [
-            (f"{PREFIX}{name}.",)
-            for name, child in self.network.named_children()
-            if name != last and any(True for _ in child.parameters())
-        ]
+    def last_layers(self) -> tuple[str, ...]:
+        """Return the name of the child that is or has the classifier."""
+        return (f"{PREFIX}{self.classifier.partition('.')[0]}.",)
 
     def adapted(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return published weights of the same network for this image size, under the names of this backbone.

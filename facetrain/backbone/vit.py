@@ -160,9 +160,9 @@ class VisionTransformer(Backbone):
         """Yield each block."""
         yield from ((block, "forward") for block in self.blocks)
 
-    def layer_prefixes(self) -> list[tuple[str, ...]]:
-        """Return the names of the embedding of patches and positions, and of each block."""
-        return [("patch_embed.", "pos_embed"), *((f"blocks.{n}.",) for n in range(len(self.blocks)))]
+    def last_layers(self) -> tuple[str, ...]:
+        """Return the name of the neck; a subclass registers further layers behind it."""
+        return ("feature.",)
 
     def neck(self, feature: Tensor) -> Tensor:
         """Map flat tokens to embeddings (B, D)."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -119,19 +118,18 @@ def _take_joined_steps(x: Tensor) -> Tensor:
     return factors @ x
 
 
-def hidden_weights(module: nn.Module, layer_prefixes: Sequence[tuple[str, ...]]) -> set[Tensor]:
-    """Return the weights that Muon is for: weights of convolutions and linear layers before the last layer.
+def hidden_weights(module: nn.Module, last_layers: tuple[str, ...]) -> set[Tensor]:
+    """Return the weights that Muon is for: weights of convolutions and linear layers before the last layers.
 
-    `layer_prefixes` has the prefixes of the parameter names of each layer but the last.
+    `last_layers` has the prefixes of the names of the last layers' parameters.
 
-    Norms, slopes, biases and positions are no matrices, and the last layer, as Jordan et al. recommend, is left to the
-    other optimizer. So are depthwise and grouped convolutions, whose groups share no channels.
+    Norms, slopes, biases and positions are no matrices, and the last layers, as Jordan et al. recommend, are left to
+    the other optimizer. So are depthwise and grouped convolutions, whose groups share no channels.
     """
-    prefixes = tuple(prefix for layer in layer_prefixes for prefix in layer)
     return {
         weight
         for name, layer in module.named_modules()
-        if f"{name}.".startswith(prefixes)
+        if not f"{name}.".startswith(last_layers)
         and (isinstance(layer, nn.Linear) or (isinstance(layer, nn.Conv2d) and layer.groups == 1))
         # Not layer.weight: a parametrization computes it at every access; that of the spectral norm changes buffers.
         for key, weight in layer.named_parameters(recurse=False)

@@ -87,7 +87,7 @@ def _count_step(model: str, image_size: int, precision: str, batch: int, gradien
             embedding_BD = _forward(net, image_BCHW, precision)
             kept = live.now
             embedding_BD.backward(torch.zeros_like(embedding_BD))
-        chosen = hidden_weights(net, net.layer_prefixes())
+        chosen = hidden_weights(net, net.last_layers())
         hidden = sum(weight.numel() for weight in chosen if weight.requires_grad)
     parameters = sum(weight.numel() for weight in trained)
     return _Step(BackboneMemory(parameters, hidden, state_bytes, kept, live.peak), live.history)

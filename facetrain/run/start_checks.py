@@ -93,7 +93,7 @@ def checkpoint_bytes(config: Config, state: TrainState) -> int:
     """Return the size of a checkpoint: backbone and optimizer once, the class centers of all ranks."""
     weights = sum(tensor.nbytes for tensor in state.backbone.state_dict().values())
     trained = sum(weight.nbytes for weight in state.backbone.parameters() if weight.requires_grad)
-    chosen = hidden_weights(state.backbone, state.backbone.layer_prefixes())
+    chosen = hidden_weights(state.backbone, state.backbone.last_layers())
     moments = config.optim.count_moments(
         trained, sum(weight.nbytes for weight in chosen if weight.requires_grad)
     )

@@ -32,7 +32,7 @@ def build_stepper(
         groups.append({"params": projection, "lr_factor": 1.0})
     return Stepper(
         backbone,
-        build_optimizers(config.optim, groups, hidden_weights(backbone, backbone.layer_prefixes())),
+        build_optimizers(config.optim, groups, hidden_weights(backbone, backbone.last_layers())),
         head,
         scale,
         schedule=learning_rates(config, schedule),

@@ -40,7 +40,7 @@ def test_every_class_of_backbones_accepts_other_image_sizes(name):
         net = build_backbone(name, image_size=96, embedding_size=64).eval()
         inputs = [torch.empty(2, 3, 96, 96)] + [torch.empty(2, 5, 2)] * net.takes_landmarks
         assert net(*inputs).shape == (2, 64)
-    assert list(net.regions()) and net.layer_prefixes()
+    assert list(net.regions()) and net.last_layers()
 
 
 @pytest.mark.parametrize("name", SMALLEST.values())
@@ -167,7 +167,7 @@ def test_a_backbone_of_ones_own_needs_a_trunk_and_a_neck_alone():
             return self.fc(feature)
 
     net = Halves(embedding_size=8, image_size=16)
-    assert net.layer_prefixes() == [("conv.",)] and list(net.regions()) == [(net, "trunk")]
+    assert net.last_layers() == ("fc.",) and list(net.regions()) == [(net, "trunk")]
 
 
 def test_a_network_of_ones_own_is_not_computed_again_as_a_whole():

@@ -116,14 +116,14 @@ def test_a_skipped_step_and_a_weight_without_gradient_change_nothing():
         (
             "vit_t",
             {"blocks.0.attn.qkv.weight", "blocks.0.mlp.fc1.weight"},
-            {"pos_embed", "blocks.0.norm1.weight"},
+            {"pos_embed", "blocks.0.norm1.weight", "feature.0.weight"},
         ),
-        ("vit_s_kprpe", {"keypoint_linear.weight"}, {"keypoint_linear.bias"}),
+        ("vit_s_kprpe", {"keypoint_linear.weight"}, {"keypoint_linear.bias", "feature.0.weight"}),
     ],
 )
 def test_the_hidden_weights_are_those_of_layers_before_the_last_whose_channels_all_mix(name, hidden, others):
     backbone = build_backbone(name, image_size=112, embedding_size=32)
-    chosen = hidden_weights(backbone, backbone.layer_prefixes())
+    chosen = hidden_weights(backbone, backbone.last_layers())
     names = {name for name, parameter in backbone.named_parameters() if parameter in chosen}
     assert hidden <= names
     assert others <= {name for name, _ in backbone.named_parameters()} - names
@@ -136,19 +136,19 @@ def test_the_last_layer_of_an_own_network_is_found_in_an_only_child_and_before_l
     layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4, 4), nn.Identity())
     for network in (layers, nn.Sequential(nn.Identity(), nn.Sequential(layers))):
         backbone = OwnNetwork(network, embedding_size=4, image_size=3)
-        assert hidden_weights(backbone, backbone.layer_prefixes()) == {layers[0].weight}
+        assert hidden_weights(backbone, backbone.last_layers()) == {layers[0].weight}
 
 
 def test_a_batch_norm_at_the_end_of_an_own_network_is_not_its_last_layer():
     layers = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 4), nn.BatchNorm1d(4)]
     backbone = OwnNetwork(nn.Sequential(*layers), embedding_size=4, image_size=3)
-    assert hidden_weights(backbone, backbone.layer_prefixes()) == {layers[0].weight}
+    assert hidden_weights(backbone, backbone.last_layers()) == {layers[0].weight}
 
 
 def test_the_search_for_hidden_weights_changes_no_buffer_of_a_parametrization():
     network = nn.Sequential(spectral_norm(nn.Linear(4, 3)), nn.Linear(3, 3), nn.Linear(3, 2))
     before = [buffer.clone() for buffer in network.buffers()]
-    assert hidden_weights(network, [("0.",), ("1.",)]) == {network[1].weight}
+    assert hidden_weights(network, ("2.",)) == {network[1].weight}
     assert before and all(map(torch.equal, before, network.buffers()))
 
 
