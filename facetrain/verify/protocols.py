@@ -48,7 +48,19 @@ def evaluate_set(
     # On all ranks, which all have the embeddings: none waits for one that has failed.
     for embedding_ND in embeddings:
         require_finite(embedding_ND, target.name)
-    return {} if collectives.rank() else results_from_embeddings(target, embeddings, options, table)
+    if collectives.rank():
+        return {}
+    match target:
+        case PairSet():
+            plain_ND, mirrored_ND = embeddings
+            result = verification_result(
+                plain_ND, mirrored_ND, target, table=table, slice_fmr=options.slice_fmr, draws=options.draws
+            )
+            return {target.name: result}
+        case IjbSet():
+            return _ijb_results(target, options, *embeddings)
+        case SearchSet():
+            return {target.name: _search_set_result(target, options, *embeddings)}
 
 
 def _embed(
@@ -57,6 +69,11 @@ def _embed(
     options: EvaluationOptions,
     gallery: ImageEmbedder | None,
 ) -> tuple[np.ndarray, ...]:
+    """Return embeddings, float32 (N, D) each, not normalized.
+
+    Of a `PairSet`, they are those of the images and of the mirror images; of an `IjbSet`, those of all images by each
+    model; of a `SearchSet`, those of probes and gallery.
+    """
     match target:
         case PairSet() if gallery is not None:
             return _embed_sides(target, embedder, gallery)
@@ -104,30 +121,6 @@ def _embed_sides(
     second *= np.linalg.norm(first, axis=2).mean() / np.linalg.norm(second, axis=2).mean()
     plain_ND, mirrored_ND = np.stack(sides, axis=2).reshape(2, len(pairs.images), -1)
     return plain_ND, mirrored_ND
-
-
-def results_from_embeddings(
-    target: AnySet,
-    embeddings: tuple[np.ndarray, ...],
-    options: EvaluationOptions,
-    table: SliceTable | None,
-) -> dict[str, Result]:
-    """Return the results of a set by name from its embeddings, float32 (N, D) each, not normalized.
-
-    The embeddings belong to the images and to the mirror images for a `PairSet`, to all images for an
-    `IjbSet` (of each model, if there are two), to probes and gallery for a `SearchSet`.
-    """
-    match target:
-        case PairSet():
-            plain_ND, mirrored_ND = embeddings
-            result = verification_result(
-                plain_ND, mirrored_ND, target, table=table, slice_fmr=options.slice_fmr, draws=options.draws
-            )
-            return {target.name: result}
-        case IjbSet():
-            return _ijb_results(target, options, *embeddings)
-        case SearchSet():
-            return {target.name: _search_set_result(target, options, *embeddings)}
 
 
 def scores_result(scored: ScoredPairs, table: SliceTable, options: EvaluationOptions) -> Result:
