@@ -9,7 +9,6 @@ import numpy as np
 from facetrain.embeddings.normalization import are_normalized, embedding_lengths
 from facetrain.verify.metrics import bootstrap
 from facetrain.verify.metrics.curve_metrics import CURVE_METRICS
-from facetrain.verify.metrics.discard import pair_quality
 from facetrain.verify.metrics.draws import DRAWS, Draws
 from facetrain.verify.metrics.fold_accuracy import squared_distances
 from facetrain.verify.metrics.result import Result
@@ -72,7 +71,7 @@ def verification_result(
     add_replicates(result, mean)
     length_P = None
     if not are_normalized(plain_ND):
-        length_P = pair_quality(embedding_lengths(sum_ND), scored.first_P, scored.second_P)
+        length_P = embedding_lengths(sum_ND).reshape(-1, 2).min(1)
     add_slices_of_table(result, scored, table or NO_SLICES, length_P, fmr=slice_fmr, draws=draws)
     return result
 

@@ -5,7 +5,7 @@ non-match rate fall quickly (Grother and Tabassi, "Performance of biometric qual
 29794-1:2024, error versus discard characteristic).
 """
 
-# P pairs   G genuine pairs   V points of the curve   N images
+# P pairs   G genuine pairs   V points of the curve
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def discard_curve(
     Args:
         score_P: similarity scores, float (P,).
         same_P: True for a genuine pair, bool (P,).
-        quality_P: quality of each pair, float (P,): the quality of its worse image, see `pair_quality`.
+        quality_P: quality of each pair, float (P,): the quality of its worse image.
         threshold: score from which pairs are accepted. It stays the same for all shares.
         quality: name of the measure.
     """
@@ -85,8 +85,3 @@ def discard_curve(
     rejected = int(rejected_G.sum())
     rejected_left = rejected - np.concatenate([[0], np.cumsum(rejected_G[order])])[first]
     return DiscardCurve(quality, first / len(order), rejected_left / left, quality_G[first], rejected)
-
-
-def pair_quality(quality_N: np.ndarray, first_P: np.ndarray, second_P: np.ndarray) -> np.ndarray:
-    """Return the quality of each pair, the lower one of its two images: float (N,) -> (P,)."""
-    return np.minimum(quality_N[first_P], quality_N[second_P])

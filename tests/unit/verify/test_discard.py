@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from facetrain.verify.metrics.discard import discard_curve, pair_quality
+from facetrain.verify.metrics.discard import discard_curve
 from facetrain.verify.metrics.result import Result
 from facetrain.verify.model_results import ModelResults
 from facetrain.verify.output.formatting import format_evaluation
@@ -56,7 +56,3 @@ def test_a_perfect_measure_has_a_small_area_and_a_random_one_the_area_of_random_
 def test_all_images_of_one_quality_give_one_point():
     curve = discard_curve(np.array([0.0, 1.0]), np.array([True, True]), np.zeros(2), 0.5, quality="q")
     assert (curve.share.tolist(), curve.fnmr.tolist(), curve.area_ratio) == ([0], [0.5], 1)
-
-
-def test_a_pair_has_the_quality_of_its_worse_image():
-    assert pair_quality(np.array([3.0, 1.0, 2.0]), np.array([0, 0]), np.array([1, 2])).tolist() == [1, 2]
