@@ -24,7 +24,7 @@ from facetrain.verify.sets.open_sets import AnySet
 from facetrain.verify.sets.pair_set import PairSet
 from facetrain.verify.sets.search_sets import SearchSet
 from facetrain.verify.sets.slice_table import SliceTable
-from facetrain.verify.sets.subjects import connected_subjects, items_of_pairs, subjects_of_items
+from facetrain.verify.sets.subjects import connected_subjects
 
 
 def evaluate_set(
@@ -151,23 +151,24 @@ def _ijb_results(
 def _template_subjects(
     template: np.ndarray, first: np.ndarray, second: np.ndarray, ijb: IjbSet
 ) -> np.ndarray:
-    """Return the subject id of each template of a pair, int (T,), from the 1:N lists and the genuine pairs.
+    """Return the subject id of each template, int (T,), from the 1:N lists and the genuine pairs.
 
-    The 1:N lists do not contain all templates of the 1:1 pairs. Each template is connected with the next one
-    of the same listed subject, and with its partners in genuine pairs.
+    The 1:N lists do not contain all templates of the 1:1 pairs. Each template is connected with its partners in genuine
+    pairs, and with its listed subject, which is an item behind the templates. One that is in no pair has −1: the
+    bootstrap draws as many subjects as there are ids, and people without a comparison would narrow its intervals.
     """
     lists = [*ijb.galleries.values(), *([ijb.probes] if ijb.probes else [])]
-    firsts, seconds = [first[ijb.same]], [second[ijb.same]]
-    if lists:
-        listed = np.searchsorted(template, np.concatenate([part.template for part in lists]))
-        subject = np.concatenate([part.subject for part in lists])
-        order = np.argsort(subject, kind="stable")
-        same_subject = np.diff(subject[order]) == 0
-        firsts.append(listed[order][:-1][same_subject])
-        seconds.append(listed[order][1:][same_subject])
-    one_side, other_side = np.concatenate(firsts), np.concatenate(seconds)
-    subject = connected_subjects(one_side, other_side, np.ones(len(one_side), bool), len(template))
-    return subjects_of_items(subject, items_of_pairs(first, second, len(template)))
+    names = dense_ids([subject for part in lists for subject in part.subject.tolist()])
+    listed = [np.searchsorted(template, part.template) for part in lists]
+    one_side = np.concatenate([first[ijb.same], *listed])
+    other_side = np.concatenate([second[ijb.same], len(template) + names])
+    count = len(template) + len(names)
+    subject_T = connected_subjects(one_side, other_side, np.ones(len(one_side), bool), count)[: len(template)]
+    in_pair_T = np.zeros(len(template), bool)
+    in_pair_T[first] = in_pair_T[second] = True
+    subject_T[in_pair_T] = np.unique(subject_T[in_pair_T], return_inverse=True)[1]
+    subject_T[~in_pair_T] = -1
+    return subject_T
 
 
 def _search_galleries(

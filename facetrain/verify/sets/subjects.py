@@ -1,4 +1,4 @@
-"""Subject ids of images or templates, derived from equal keys or from genuine pairs."""
+"""Subject ids of images or templates, derived from genuine pairs."""
 
 # N items that are compared (images or templates)   P pairs
 
@@ -27,20 +27,3 @@ def connected_subjects(
             np.minimum.at(lowest_N, lowest_N[side], lower)
         lowest_N = lowest_N[lowest_N]
     return np.unique(lowest_N, return_inverse=True)[1].astype(np.int64)
-
-
-def items_of_pairs(first_P: np.ndarray, second_P: np.ndarray, count: int) -> np.ndarray:
-    """Return which of `count` items are in a pair: bool (N,)."""
-    used_N = np.zeros(count, bool)
-    used_N[first_P] = used_N[second_P] = True
-    return used_N
-
-
-def subjects_of_items(subject_N: np.ndarray, used_N: np.ndarray) -> np.ndarray:
-    """Return new ids from 0 without gaps for the subjects of the items in use, bool (N,); −1 for others: int64 (N,).
-
-    The bootstrap draws as many subjects as there are ids: people who are in no comparison would narrow its intervals.
-    """
-    dense_N = np.full(len(subject_N), -1)
-    dense_N[used_N] = np.unique(subject_N[used_N], return_inverse=True)[1]
-    return dense_N

@@ -23,7 +23,7 @@ from facetrain.verify.metrics.slices import slice_groups
 from facetrain.verify.model_comparison import compare_results
 from facetrain.verify.pair_protocol import score_pairs, verification_result
 from facetrain.verify.sets.pair_set import PairSet
-from facetrain.verify.sets.subjects import connected_subjects, subjects_of_items
+from facetrain.verify.sets.subjects import connected_subjects
 from tests.support.scored_people import people
 
 
@@ -249,8 +249,3 @@ def test_subjects_are_connected_components_also_of_long_chains():
     found = connected_subjects(first, second, np.ones(len(first), bool), count)
     both = np.unique(np.stack([found, expected]), axis=1)
     assert both.shape[1] == found.max() + 1 == expected.max() + 1
-
-
-def test_items_in_no_pair_are_of_no_subject():
-    used = np.array([True, False, True, True])
-    assert subjects_of_items(np.array([5, 9, 5, 7]), used).tolist() == [0, -1, 0, 1]
