@@ -27,7 +27,6 @@ from facetrain.models.read_model import is_graph
 from facetrain.models.weight_files import METADATA_KEY, read_weights
 from facetrain.progress import ProgressCallback
 from facetrain.remote.download import is_download
-from facetrain.text import count_text
 from facetrain.verify.calibration import (
     MAX_IMAGES,
     Threshold,
@@ -37,6 +36,7 @@ from facetrain.verify.calibration import (
     sampled_images,
 )
 from facetrain.verify.metrics.draws import Draws
+from facetrain.verify.metrics.roc import FMRS
 from facetrain.verify.sets.pair_set import is_set_name, load_pair_set
 from facetrain.verify.training_images import refuse_training_images
 
@@ -85,15 +85,8 @@ def calibrate_model(
         )
     # Copies in a dataset would be genuine pairs of cosine 1.
     images, labels = _without_copies(images, labels, chosen, target)
-    fmrs = fmrs or reachable_fmrs(labels)
-    if not fmrs:
-        people = count_text(len(np.unique(labels)), "person", "people")
-        raise DataError(
-            f"{target}: {len(labels):,} images of {people} have fewer than the 1,000 impostor pairs that an FMR "
-            "of 1e-3 needs; use a larger set, or a higher --fmr"
-        )
-    name = os.path.basename(os.path.abspath(target))  # also of the current folder, "."
-    require_enough_people(labels, fmrs, name)
+    fmrs = fmrs or reachable_fmrs(labels) or FMRS[:1]  # which is then refused, with what it needs
+    require_enough_people(labels, fmrs, target)
     inference = inference or Inference()
     # The graph of an ONNX file is copied from the file, the weights of the others are in memory.
     source = model if path is not None and path.suffix == ".onnx" else path
@@ -102,6 +95,7 @@ def calibrate_model(
         opened = open_model(model, world.device)
         refuse_training_images(images, target, model, opened.metadata)
         unit_ND, _ = embed_images(open_embedder(opened, world, inference), images, target, progress=progress)
+    name = os.path.basename(os.path.abspath(target))  # also of the current folder, "."
     thresholds = calibrate(unit_ND, labels, fmrs, data=name, draws=Draws(seed=seed))
     if path is not None and world.is_leader:
         if _stamp(source) != stamp:

@@ -89,7 +89,7 @@ def calibrate(
     require_enough_people(labels, fmrs, data)
     subject_N = dense_ids(list(labels))
     image_S = np.bincount(subject_N)
-    impostors = int(_pairs_between(image_S[None])[0])
+    impostors = int(_pairs_between(image_S))
     score_NN = unit_ND @ unit_ND.T
     # The upper triangle has each pair once.
     is_pair_NN, same_NN = np.triu(np.ones(score_NN.shape, bool), 1), subject_N[:, None] == subject_N
@@ -144,18 +144,18 @@ def require_enough_people(labels: Sequence[Any] | np.ndarray, fmrs: Sequence[flo
             f"{data}: {count_text(len(image_S), 'person', 'people')}: a threshold for other people needs at least "
             f"{bootstrap.LEAST_SUBJECTS}; use a larger set"
         )
-    impostors = int(_pairs_between(image_S[None])[0])
+    impostors = int(_pairs_between(image_S))
     for fmr in fmrs:
         if not can_measure(impostors, fmr):
             raise DataError(
                 f"{data}: an FMR of {fmr:g} needs {least_impostors(fmr):,} impostor pairs; {len(labels):,} images of "
-                f"{len(image_S):,} people have {impostors:,}"
+                f"{len(image_S):,} people have {impostors:,}; use a larger set, or a higher --fmr"
             )
 
 
 def reachable_fmrs(labels: Sequence[Any] | np.ndarray) -> list[float]:
     """Return the rates of `FMRS` that have at least one impostor pair among images of these people, (N,)."""
-    impostors = int(_pairs_between(np.bincount(dense_ids(list(labels)))[None])[0])
+    impostors = int(_pairs_between(np.bincount(dense_ids(list(labels)))))
     return [fmr for fmr in FMRS if can_measure(impostors, fmr)]
 
 
@@ -212,10 +212,10 @@ def pick_threshold(thresholds: Sequence[Threshold], fmr: float | None, origin: P
     )
 
 
-def _pairs_between(image_RS: np.ndarray) -> np.ndarray:
-    """Return the number of pairs of images of different subjects: images per subject (R, S) -> float64 (R,)."""
-    image = image_RS.astype(np.float64)
-    return (image.sum(1) ** 2 - np.square(image).sum(1)) / 2
+def _pairs_between(image_S: np.ndarray) -> np.ndarray:
+    """Return the number of pairs of images of different subjects: images per subject (…, S) -> float64 (…,)."""
+    image = image_S.astype(np.float64)
+    return np.asarray(image.sum(-1) ** 2 - np.square(image).sum(-1)) / 2
 
 
 def _lowest_threshold(score_P: np.ndarray, accepted: int) -> float:
@@ -254,7 +254,7 @@ def _fmr_interval(
         image_S: number of images of each subject, int (S,).
         draws: bootstrap draws of subjects.
     """
-    subjects, impostors = len(image_S), _pairs_between(image_S[None])[0]
+    subjects, impostors = len(image_S), int(_pairs_between(image_S))
     each = pairs / len(score_P)
 
     def rates(drawn_RS: np.ndarray) -> dict[str, np.ndarray]:

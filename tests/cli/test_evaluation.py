@@ -179,7 +179,7 @@ def test_thresholds_are_measured_on_known_people_and_stored_where_they_fit(model
     assert "MXNet files have no place for thresholds" in str(refusal("calibrate", *graph, "--output", copy))
     assert not copy.exists()
     error = refusal("calibrate", model, "--target", tmp_path / "pairs.bin")
-    assert "40 images of 40 people have fewer than the 1,000 impostor pairs" in str(error)
+    assert "0.001 needs 1,000 impostor pairs; 40 images of 40 people have 780; use" in str(error)
     output_of("calibrate", model, "--target", tmp_path / "pairs.bin", "--fmr", 0.05, "--output", copy)
     assert "thresholds" in open_model(copy, torch.device("cpu")).metadata
     assert "thresholds" not in open_model(model, torch.device("cpu")).metadata
