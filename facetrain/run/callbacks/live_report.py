@@ -11,9 +11,10 @@ from torch import Tensor
 from facetrain.data.tools.contact_sheet import write_batch_sheet
 from facetrain.errors import FacetrainError, RunError
 from facetrain.files import os_errors_as
-from facetrain.run.folder.run_files import AUGMENTED_FILE, REPORT_FILE
-from facetrain.run.report.history import LiveHistory
+from facetrain.run.folder.run_files import AUGMENTED_FILE, METRICS_FILE, REPORT_FILE
+from facetrain.run.report.history import History
 from facetrain.run.report.page import write_run_report
+from facetrain.telemetry.jsonl import GrowingJsonLines
 from facetrain.telemetry.log import logger, warn
 from facetrain.training.state import TrainState
 
@@ -29,10 +30,11 @@ class LiveReport:
 
     folder: Path
     _next_at: float = field(default=0.0, init=False)
-    _history: LiveHistory = field(init=False)
+    _history: History = field(default_factory=History, init=False)
+    _lines: GrowingJsonLines = field(init=False)
 
     def __post_init__(self) -> None:
-        self._history = LiveHistory(self.folder)
+        self._lines = GrowingJsonLines(self.folder / METRICS_FILE)
 
     def update(self, state: TrainState) -> None:
         """Write the page if it is due. Called after every step."""
@@ -49,8 +51,8 @@ class LiveReport:
         began_at, is_first = time.monotonic(), not self._next_at
         try:
             with os_errors_as(RunError, self.folder):
-                history = self._history.read()
-            write_run_report(self.folder, self.folder / REPORT_FILE, history)
+                self._history.extend(self._lines)
+            write_run_report(self.folder, self.folder / REPORT_FILE, self._history)
         except FacetrainError as error:
             warn(f"{error}{remark}")
         except Exception:  # any error of a plotting library: it must not end days of training

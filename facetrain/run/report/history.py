@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +15,7 @@ import numpy as np
 from facetrain.config.loading import CONFIG_FILE, load_config
 from facetrain.errors import ConfigError
 from facetrain.run.folder.run_files import METRICS_FILE
-from facetrain.telemetry.jsonl import GrowingJsonLines, stream_jsonl
+from facetrain.telemetry.jsonl import stream_jsonl
 from facetrain.text import percent
 
 _MOST_STRETCHES = 2000
@@ -99,9 +99,13 @@ class History:
     def read(cls, folder: Path) -> History:
         """Return the history of a run folder; an empty one before its first report."""
         history = cls()
-        for record in records_of(folder):
-            history.add(record)
+        history.extend(records_of(folder))
         return history
+
+    def extend(self, records: Iterable[dict[str, Any]]) -> None:
+        """Take the next records of metrics.jsonl."""
+        for record in records:
+            self.add(record)
 
     def add(self, record: dict[str, Any]) -> None:
         """Take the next record of metrics.jsonl."""
@@ -130,20 +134,6 @@ class History:
     def last(self, name: str) -> float | str | None:
         """Return the last value of a metric; None if no record has it."""
         return self.metrics[name].last[1] if name in self.metrics else None
-
-
-class LiveHistory:
-    """History of a run that is being trained: a call reads only what was reported since the last one."""
-
-    def __init__(self, folder: Path) -> None:
-        """Take the run folder."""
-        self._history, self._lines = History(), GrowingJsonLines(folder / METRICS_FILE)
-
-    def read(self) -> History:
-        """Return the history up to now."""
-        for record in self._lines:
-            self._history.add(record)
-        return self._history
 
 
 def records_of(folder: Path) -> Iterator[dict[str, Any]]:

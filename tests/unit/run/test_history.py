@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from facetrain.run.report import history as module
-from facetrain.run.report.history import History, LiveHistory
-from facetrain.telemetry.jsonl import JsonLines
+from facetrain.run.report.history import History
+from facetrain.telemetry.jsonl import GrowingJsonLines, JsonLines
 
 
 def history_of(records):
@@ -65,12 +65,14 @@ def test_only_the_last_verifications_are_kept():
 
 
 def test_a_live_history_reads_each_record_once_and_waits_for_the_end_of_a_line(tmp_path, monkeypatch):
-    path, live, added = tmp_path / "metrics.jsonl", LiveHistory(tmp_path), []
+    path, live, added = tmp_path / "metrics.jsonl", History(), []
+    lines = GrowingJsonLines(path)
     add = History.add
     monkeypatch.setattr(
         History, "add", lambda self, record: (added.append(record["step"]), add(self, record))
     )
-    assert live.read().metrics == {}
+    live.extend(lines)
+    assert live.metrics == {}
     for text in (
         '{"step": 1, "loss": 5.0}\n{"step": 2, "lo',
         'ss": 4.0}\nno record\n',
@@ -78,5 +80,5 @@ def test_a_live_history_reads_each_record_once_and_waits_for_the_end_of_a_line(t
     ):
         with path.open("a") as file:
             file.write(text)
-        found = live.read()
-    assert added == [1, 2, 3] and found == History.read(tmp_path)
+        live.extend(lines)
+    assert added == [1, 2, 3] and live == History.read(tmp_path)
