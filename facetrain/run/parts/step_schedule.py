@@ -6,7 +6,6 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from facetrain.config.schema import Config
 from facetrain.errors import ConfigError
@@ -99,25 +98,16 @@ class StepSchedule:
         )
 
 
-class StagedConfig(NamedTuple):
-    """Settings of a stage, before the numbers of its steps are known."""
-
-    until_epoch: int
-    """Epoch after which it ends."""
-    config: Config
-    """Config with the values of the stage."""
-
-
-def stage_configs(config: Config) -> Iterator[StagedConfig]:
-    """Yield the settings of each stage, and of the epochs after the last one."""
+def stage_configs(config: Config) -> Iterator[tuple[int, Config]]:
+    """Yield the last epoch of each stage, and the config with its values; also of the epochs after the last one."""
     for stage in config.train.stages:
         sections = {}
         for section, keys in _STAGE_KEYS.items():
             values = {key: getattr(stage, key) for key in keys if getattr(stage, key) is not None}
             sections[section] = getattr(config, section).model_copy(update=values)
-        yield StagedConfig(stage.until_epoch, config.model_copy(update=sections))
+        yield stage.until_epoch, config.model_copy(update=sections)
     if not config.train.stages or config.train.stages[-1].until_epoch < config.train.epochs:
-        yield StagedConfig(config.train.epochs, config)
+        yield config.train.epochs, config
 
 
 def local_batch_size(config: Config, world_size: int) -> int:
