@@ -34,12 +34,7 @@ class StopRequest:
     """
 
     def __init__(self) -> None:
-        """Take no signal yet.
-
-        Raises:
-            UsageError: as `grace_s`. When a signal has come, it would be too late.
-        """
-        grace_s()
+        """Take no signal yet."""
         self.signal = 0
         """The last signal that this rank has received; 0: none."""
         self._before: dict[int, Any] = {}
