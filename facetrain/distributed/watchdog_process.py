@@ -315,7 +315,6 @@ class Watchdog:
         who = f"rank {rank} ({self._settings.places[rank]})"
         lost = {
             "failed": f"{who} failed: {reason}",
-            "waited": f"{who} failed: {reason}",
             "unreachable": f"{who} cannot be reached for {_UNREACHABLE_S} s: its host or the network to it is down",
         }.get(kind, f"{who} {reason or 'has ended without a message'}")
         # Not at once: most ranks notice the loss in their next collective, and end with their files in order.
