@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from facetrain.config.schema import Config
 from facetrain.data.loading.staged_loader import StagedLoader
@@ -44,10 +44,8 @@ _LEAST_NOISE = 2
 the lowest of many means counts."""
 
 
-class RangeTest(BaseModel, frozen=True):
+class RangeTest(BaseModel, frozen=True, ser_json_inf_nan="constants"):
     """Learning rate and loss of each step of a range test, and the rate that follows from them."""
-
-    model_config = ConfigDict(ser_json_inf_nan="constants")
 
     rates: list[float]
     losses: list[float]
