@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -62,16 +62,15 @@ def read_identities(config: Config, world: World, num_classes: int, source: Face
         CheckpointError: the checkpoint of the other run is damaged.
         DataError: the names cannot be read, and centers are chosen by them.
     """
-    found = Identities()
+    names, centers = None, None
     with fail_together(world):
         if world.is_leader:
             names = _names_of(source, required=config.inherits_centers)
-            found = Identities(names, _choose_centers(config, names, num_classes))
-    if not config.inherits_centers:
-        return found
-    choice = found.centers or CenterChoice(np.empty(num_classes, np.int64), remark="")
-    collectives.broadcast_(torch.from_numpy(choice.number))
-    return replace(found, centers=choice)
+            centers = _choose_centers(config, names, num_classes)
+    if config.inherits_centers:
+        centers = centers or CenterChoice(np.empty(num_classes, np.int64), remark="")
+        collectives.broadcast_(torch.from_numpy(centers.number))
+    return Identities(names, centers)
 
 
 def _choose_centers(config: Config, names: Names | None, num_classes: int) -> CenterChoice | None:
