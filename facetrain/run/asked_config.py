@@ -13,6 +13,7 @@ from facetrain.config.loading import (
     CONFIG_FILE,
     build_config,
     is_set,
+    load_config,
     override_keys,
     parse_values,
     plain_config,
@@ -20,7 +21,6 @@ from facetrain.config.loading import (
 )
 from facetrain.config.own_code import allow_code_of, require_code_allowed
 from facetrain.config.paths import address_of_set
-from facetrain.config.presets import find_config
 from facetrain.config.schema import Config
 from facetrain.data.formats.set_names import has_bin_suffix, is_bin, set_name, without_suffixes
 from facetrain.errors import PairsError, UsageError
@@ -141,8 +141,7 @@ def _build(request: TrainRequest, *more: str) -> Config:
     measured = (as_override(key, value) for key, value in request.measured.items())
     source, overrides = request.config, [*request.overrides, *measured, *more]
     if isinstance(source, str):
-        path = find_config(Path(source))
-        return build_config(read_merged(path), str(path), overrides)
+        return load_config(Path(source), overrides)
     return build_config(source or {}, "the defaults" if source is None else "config", overrides)
 
 
