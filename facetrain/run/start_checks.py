@@ -246,7 +246,7 @@ def check_free_space(config: Config, folder: Path, size: int, steps: int, *, hel
     """
     if not steps:
         return
-    free = shutil.disk_usage(_existing(folder)).free
+    free = shutil.disk_usage(folder).free
     advice = "free some space, set run.dir to a larger disk"
     if free < size:
         raise RunError(
@@ -268,9 +268,7 @@ def _require_renames(folder: Path) -> None:
     Raises:
         RunError: the file system refuses it.
     """
-    with tempfile.TemporaryDirectory(
-        dir=_existing(folder), prefix=".facetrain-", ignore_cleanup_errors=True
-    ) as name:
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".facetrain-", ignore_cleanup_errors=True) as name:
         before = Path(name, "before")
         before.mkdir()
         (before / "file").write_bytes(b"a")
@@ -281,8 +279,3 @@ def _require_renames(folder: Path) -> None:
                 f"{folder}: its file system cannot rename a folder with a file ({error_reason(error)}), as a "
                 "checkpoint needs: set run.dir to another file system"
             ) from error
-
-
-def _existing(folder: Path) -> Path:
-    """Return the nearest folder that exists: the run folder is created later."""
-    return next(path for path in (folder, *folder.absolute().parents) if path.is_dir())

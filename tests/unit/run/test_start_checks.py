@@ -93,16 +93,16 @@ def test_a_disk_too_small_for_the_kept_checkpoints_is_reported(
         (count * size - 1, f"{count} checkpoints of 1,000.0 MB are written"),
     ):
         monkeypatch.setattr("shutil.disk_usage", lambda path, free=free: SimpleNamespace(free=free))
-        warnings = list(check_free_space(config, tmp_path / "new" / "run", size, steps=60, held=0))
+        warnings = list(check_free_space(config, tmp_path, size, steps=60, held=0))
         assert [message in line for line in warnings] == ([True] if message else [])
         # A run that continues replaces one of those that it has by the next one.
-        assert not list(check_free_space(config, tmp_path / "new" / "run", size, steps=60, held=keep))
+        assert not list(check_free_space(config, tmp_path, size, steps=60, held=keep))
     with pytest.raises(RunError, match=r"9,000\.0 MB"):
         list(check_free_space(config, tmp_path, 9 * size, steps=60, held=0))
 
 
 def test_storage_that_renames_no_folder_is_refused_before_the_first_step(tmp_path, monkeypatch):
-    _require_renames(tmp_path / "new" / "run")
+    _require_renames(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
     def refuse(*_):
