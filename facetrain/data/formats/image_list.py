@@ -50,6 +50,8 @@ that is not understood."""
 _PHOTO, _ALIGNED = "0", "1"
 """First field of InsightFace's lists."""
 _BOX_NUMBERS, _POINT_NUMBERS = 4, 10
+_DIGITS = 19
+"""Digits that are a number of 64 bits."""
 _WHOLE_NUMBER = re.compile(r"\d+(\.0*)?", re.ASCII)
 _USUAL_NUMBER = re.compile(r"(0|[1-9]\d*)(\.\d*)?(e[+-]?\d+)?", re.IGNORECASE | re.ASCII)
 """Number as programs write it, without leading zeros."""
@@ -82,7 +84,7 @@ FORMAT = Format("list file", open_list)
 
 def _build_catalog(path: Path) -> Columns:
     offset, size, identity_number = array("q"), array("i"), array("i")
-    points, digest, im2rec_number = array("f"), array("q"), array("d")
+    points, digest, im2rec_number = array("f"), array("q"), array("Q")
     number_of: dict[str, int] = {}
     with path.open("rb") as file:
         for entry in list_entries(file, str(path)):
@@ -111,13 +113,13 @@ def _build_catalog(path: Path) -> Columns:
     )  # fmt: skip
 
 
-def _require_different(numbers: array[float], path: Path) -> None:
+def _require_different(numbers: array[int], path: Path) -> None:
     """Check that im2rec's numbers of images differ: identities in their place, such as before a frame, do not."""
     ordered = np.sort(np.array(numbers))
     repeats = ordered[1:][ordered[1:] == ordered[:-1]]
     if len(repeats):
         raise DataError(
-            f"{path}: two lines begin with the number {repeats[0]:.0f}, and im2rec's lists number the images there; "
+            f"{path}: two lines begin with the number {repeats[0]}, and im2rec's lists number the images there; "
             "write the path, a tab, and the identity alone"
         )
 
@@ -154,8 +156,8 @@ class ListEntry(NamedTuple):
     identity: str
     points: list[float] | None = None
     """Landmarks of a photo, x1 … x5 y1 … y5, in pixels, or infinite if the list has none; None: of no photo."""
-    number: float | None = None
-    """First field of a line of im2rec's list."""
+    number: int | None = None
+    """First field of a line of im2rec's list: its last digits if it has more than 64 bits."""
 
 
 def list_entries(lines: Iterable[bytes], place: str) -> Iterator[ListEntry]:
@@ -194,7 +196,7 @@ def list_entries(lines: Iterable[bytes], place: str) -> Iterator[ListEntry]:
                 points = _photo_points(fields[3:]) if is_photo else None
             except ValueError as error:
                 raise DataError(f"{place}, line {number}: {error}; correct the line, or remove it") from error
-            record = float(fields[0]) if is_im2rec else None
+            record = int(fields[0].partition(".")[0][-_DIGITS:]) if is_im2rec else None
             yield ListEntry(start + offset, fields[column], identity, points, record)
         elif text and (number > 1 or _NO_HEADER.fullmatch(text)):
             raise DataError(

@@ -204,6 +204,13 @@ def test_the_list_of_im2rec_may_have_spaces_in_place_of_tabs(images):
     assert open_dataset(images / "a.txt").labels.tolist() == [2, 0]
 
 
+@pytest.mark.parametrize("digits", [17, 19, 20, 5000])
+def test_large_numbers_of_images_may_differ_by_one(images, digits):
+    large = "5" * (digits - 1)
+    (images / "a.txt").write_text(f"{large}5 2 a/1.png\n{large}6 0 a/2.png\n")
+    assert open_dataset(images / "a.txt").labels.tolist() == [2, 0]
+
+
 def test_the_list_of_insightface_may_have_spaces_in_place_of_tabs(images):
     (images / "a.lst").write_text("1 a/1.png 2\n1 a/2.png 0\n")
     dataset = open_dataset(images / "a.lst")
