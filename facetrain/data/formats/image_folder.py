@@ -25,8 +25,8 @@ from facetrain.text import listed, printable
 
 _LOST_AND_FOUND = "lost+found"
 """Folder at the root of a disk, which only its administrator can read."""
-_DATASET_FILES = (".rec", ".mdb", ".tar", ".parquet")
-"""Ends of the names of files that are in folders of other formats."""
+_DATASET_FILES, _LMDB_FILES = (".rec", ".mdb", ".tar", ".parquet"), SUFFIXES["lmdb_dataset"]
+"""Ends of the names of files whose folders are datasets of other formats, and of files that are a dataset each."""
 _PROBED_FOLDERS, _PROBED_FILES = 1000, 16
 """Entries to look at in a folder that is probably not one of images: it may have millions."""
 
@@ -150,12 +150,15 @@ FORMAT = Format("image folder", open_folder)
 def _other_inputs(folder: Path, skipped: Sequence[SkippedFile]) -> str:
     """Return what to give in place of a folder without identities, by what it has."""
     lists = sorted(file.name for file in skipped if file.name.endswith(SUFFIXES["image_list"]))
-    datasets = _subfolders(file for file in skipped if file.name.lower().endswith(_DATASET_FILES))
-    parts = datasets or _subfolders(file for file in skipped if file.kind == "nested")
-    if of_training := [part for part in parts if split_of(part).startswith("train")]:
-        parts = of_training  # without test and validation
-    elif lists and not datasets:
+    files = [file.name for file in skipped if file.name.lower().endswith(_LMDB_FILES)]
+    datasets = files + _subfolders(file for file in skipped if file.name.lower().endswith(_DATASET_FILES))
+    nested = _subfolders(file for file in skipped if file.kind == "nested")
+    of_training = {part: None for part in datasets + nested if split_of(part).startswith("train")}
+    parts = list(of_training) or datasets or nested  # without test and validation
+    if lists and not of_training and not datasets:
         return f"if {lists[0]} lists images and their people, give {folder / lists[0]}"
+    if len(parts) > 1 and not of_training and all(map(split_of, parts)):
+        return f"of the splits {listed(parts)}, give one, such as {folder / parts[0]}"
     if len(parts) == 1:
         return f"if the identities are in {parts[0]}, give {folder / parts[0]}"
     if len(parts) > 1:  # such as 0 to 9 of WebFace42M

@@ -136,13 +136,31 @@ def test_folders_of_folders_of_identities_are_refused_with_a_mixture_that_opens(
      (["train/ann/1.png", "val/ann/1.png", "classes.txt"], "train"),
      (["Training/ann/1.png", "Test/ann/1.png"], "Training"),
      (["train/train.rec", "validation/train.rec"], "train"),
-     (["README.txt", "data/train-00000-of-00001.parquet"], "data"), (["lmdb/data.mdb", "figures/ann/1.png"], "lmdb")],
+     (["README.txt", "data/train-00000-of-00001.parquet"], "data"), (["lmdb/data.mdb", "figures/ann/1.png"], "lmdb"),
+     (["HSFace10k.lmdb"], "HSFace10k.lmdb"), (["hsface/HSFace10k.lmdb", "masks/1.npy"], "hsface/HSFace10k.lmdb"),
+     (["train/ann/1.png", "backup/old.tar"], "train")],
 )  # fmt: skip
 def test_the_folder_above_the_identities_is_refused_with_the_folder_to_give(tmp_path, files, part):
     for name in files:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(encoded_image(0))
     with pytest.raises(DataError, match=f"if the identities are in {part}, give {tmp_path}/{part}$"):
+        open_dataset(tmp_path)
+
+
+def test_of_folders_of_test_and_validation_alone_one_is_to_be_given(tmp_path):
+    for name in ("test/ann", "val/ann"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "1.png").write_bytes(encoded_image(0))
+    with pytest.raises(DataError, match=f"of the splits test, val, give one, such as {tmp_path}/test$"):
+        open_dataset(tmp_path)
+
+
+def test_several_folders_of_training_are_given_as_a_mixture_without_those_of_other_splits(tmp_path):
+    for name in ("train_a/ann", "train_b/bob", "val/cy"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "1.png").write_bytes(encoded_image(0))
+    with pytest.raises(DataError, match="if train_a, train_b have identities each, give a mixture"):
         open_dataset(tmp_path)
 
 
