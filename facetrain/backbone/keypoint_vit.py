@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from facetrain.backbone.recompute import run_block
-from facetrain.backbone.vit import Attention, Block, VisionTransformer, scaled
+from facetrain.backbone.vit import Attention, Block, VisionTransformer
 from facetrain.face_landmarks import NORMALIZED_TEMPLATE
 
 _OFFSETS = 2 * len(NORMALIZED_TEMPLATE)
@@ -57,18 +57,15 @@ class KeypointAttention(Attention):
     def forward(  # type: ignore[override]
         self, x: Tensor, offset_BNP: Tensor, table: Tensor, bucket_NN: Tensor
     ) -> Tensor:
-        """Map tokens (B, N, width) to the same shape; see `KeypointBlock` for the other arguments."""
-        batch, tokens, width = x.shape
-        qkv = self.qkv(x).view(batch, tokens, 3, self._heads, width // self._heads).permute(2, 0, 3, 1, 4)
-        query, key, value = qkv.unbind(0)
-        bias = _attention_bias(offset_BNP, table, bucket_NN).to(query.dtype)
-        if torch.compiler.is_exporting():
-            # ONNX's form of the fused attention with a bias returns another memory layout, which breaks the reshape.
-            score = query @ key.transpose(2, 3) * query.shape[-1] ** -0.5 + bias
-            y = score.softmax(3) @ value
-        else:
-            y = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
-        return self.proj(y.transpose(1, 2).reshape(batch, tokens, width))
+        """Map tokens (B, N, width) to the same shape.
+
+        Args:
+            x: tokens.
+            offset_BNP: offsets of the patches from the landmarks, and a one.
+            table: parameters of the bias, (H, buckets, P).
+            bucket_NN: bucket of each pair of patches, int64.
+        """
+        return super().forward(x, _attention_bias(offset_BNP, table, bucket_NN))
 
 
 def _attention_bias(offset_BNP: Tensor, table: Tensor, bucket_NN: Tensor) -> Tensor:
@@ -86,29 +83,7 @@ def _attention_bias(offset_BNP: Tensor, table: Tensor, bucket_NN: Tensor) -> Ten
 class KeypointBlock(Block):
     """Attention with KP-RPE and MLP, each with layer norm before it and a shortcut around it."""
 
-    def __init__(self, width: int, heads: int, mlp_ratio: int) -> None:
-        super().__init__(width, heads, mlp_ratio)
-        self.attn = KeypointAttention(width, heads)
-
-    def forward(  # type: ignore[override]
-        self,
-        x: Tensor,
-        offset_BNP: Tensor,
-        table: Tensor,
-        bucket_NN: Tensor,
-        scale_2B: Tensor | None = None,
-    ) -> Tensor:
-        """Map tokens (B, N, width) to the same shape.
-
-        Args:
-            x: tokens.
-            offset_BNP: offsets of the patches from the landmarks, and a one.
-            table: parameters of the bias, (H, buckets, P).
-            bucket_NN: bucket of each pair of patches, int64.
-            scale_2B: factors on the branches, see `drop_path_scales`.
-        """
-        x = x + scaled(self.attn(self.norm1(x), offset_BNP, table, bucket_NN), scale_2B, 0)
-        return x + scaled(self.mlp(self.norm2(x)), scale_2B, 1)
+    attention = KeypointAttention
 
 
 class KeypointVisionTransformer(VisionTransformer):
@@ -155,7 +130,7 @@ class KeypointVisionTransformer(VisionTransformer):
         x = self.embed_patches(image_BCHW, key_B)
         scales = self.scales(image_BCHW, key_B)
         for block, scale_2B, table in zip(self.blocks, scales, tables.unbind(0), strict=True):
-            x = run_block(block, x, offset_BNP, table, bucket_NN, scale_2B, recompute=self._recompute)
+            x = run_block(block, x, scale_2B, offset_BNP, table, bucket_NN, recompute=self._recompute)
         return self.flatten_tokens(x)
 
     def forward(self, image_BCHW: Tensor, landmarks_B52: Tensor | None = None) -> Tensor:

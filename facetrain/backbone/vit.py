@@ -1,6 +1,6 @@
 """Vision transformers with the architectures and parameter names of arcface_torch and CVLface, without timm."""
 
-# B batch   N tokens   D embedding
+# B batch   N tokens   H heads   D embedding
 
 from __future__ import annotations
 
@@ -30,12 +30,19 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.proj = nn.Linear(width, width)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map tokens (B, N, width) to the same shape."""
+    def forward(self, x: Tensor, bias_BHNN: Tensor | None = None) -> Tensor:
+        """Map tokens (B, N, width) to the same shape; the bias is added to the scores of each head."""
         batch, tokens, width = x.shape
         # One product for queries, keys and values: (3, B, heads, N, width / heads).
         qkv = self.qkv(x).view(batch, tokens, 3, self._heads, width // self._heads).permute(2, 0, 3, 1, 4)
-        y = F.scaled_dot_product_attention(*qkv.unbind(0))
+        query, key, value = qkv.unbind(0)
+        bias_BHNN = None if bias_BHNN is None else bias_BHNN.to(query.dtype)
+        if bias_BHNN is not None and torch.compiler.is_exporting():
+            # ONNX's form of the fused attention with a bias returns another memory layout, which breaks the reshape.
+            score = query @ key.transpose(2, 3) * query.shape[-1] ** -0.5 + bias_BHNN
+            y = score.softmax(3) @ value
+        else:
+            y = F.scaled_dot_product_attention(query, key, value, attn_mask=bias_BHNN)
         return self.proj(y.transpose(1, 2).reshape(batch, tokens, width))
 
 
@@ -55,17 +62,25 @@ class Mlp(nn.Module):
 class Block(nn.Module):
     """Attention and MLP, each with layer norm before it and a shortcut around it."""
 
+    attention: ClassVar[type[Attention]] = Attention
+
     def __init__(self, width: int, heads: int, mlp_ratio: int) -> None:
         super().__init__()
         # Declared in arcface_torch's order, which is the order of parameters in its checkpoints.
         self.norm1 = nn.LayerNorm(width)
         self.norm2 = nn.LayerNorm(width)
-        self.attn = Attention(width, heads)
+        self.attn = self.attention(width, heads)
         self.mlp = Mlp(width, mlp_ratio * width)
 
-    def forward(self, x: Tensor, scale_2B: Tensor | None = None) -> Tensor:
-        """Map tokens (B, N, width) to the same shape; see `drop_path_scales` for the factors on the branches."""
-        x = x + scaled(self.attn(self.norm1(x)), scale_2B, 0)
+    def forward(self, x: Tensor, scale_2B: Tensor | None = None, *of_bias: Tensor) -> Tensor:
+        """Map tokens (B, N, width) to the same shape.
+
+        Args:
+            x: tokens.
+            scale_2B: factors on the branches, see `drop_path_scales`.
+            of_bias: further arguments of the attention, of which it computes a bias.
+        """
+        x = x + scaled(self.attn(self.norm1(x), *of_bias), scale_2B, 0)
         return x + scaled(self.mlp(self.norm2(x)), scale_2B, 1)
 
 

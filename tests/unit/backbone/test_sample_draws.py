@@ -87,4 +87,4 @@ def test_each_branch_of_a_block_has_its_own_factor(block):
     more = of_landmarks if block is KeypointBlock else ()
     branches = net.attn(net.norm1(x), *more), net.mlp(net.norm2(x))
     for branch, scale in zip(branches, torch.eye(2), strict=True):
-        torch.testing.assert_close(net(x, *more, scale[:, None].expand(2, 3)), x + branch)
+        torch.testing.assert_close(net(x, scale[:, None].expand(2, 3), *more), x + branch)
