@@ -13,7 +13,6 @@ The terms follow NIST's FRVT 1:N (Grother, Ngan and Hanaoka, NISTIR 8271, 2019) 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -79,9 +78,11 @@ def search(
             finite, or a probe has a negative subject.
     """
     _require_embeddings(probe_QD, probe_subject_Q, gallery_GD, gallery_subject_G)
+    step = max(1, _MAX_SIMILARITIES // len(gallery_GD))
+    blocks = [slice(start, start + step) for start in range(0, len(probe_QD), step)]
     outcomes = [
-        _rank_mates(similarity_qG, probe_subject_Q[block], gallery_subject_G)
-        for block, similarity_qG in _similarity_blocks(probe_QD, gallery_GD)
+        _rank_mates(probe_QD[block] @ gallery_GD.T, probe_subject_Q[block], gallery_subject_G)
+        for block in blocks
     ]
     rank, mate, other = (np.concatenate(column) for column in zip(*outcomes, strict=True))
     return Search(probe_subject_Q, np.isfinite(mate), rank, mate, other, len(gallery_GD))
@@ -122,14 +123,6 @@ def _rank_mates(
     # ties would otherwise decide, and a network that maps all images to one point would have rank 1.
     rank_q = np.count_nonzero(similarity_qG >= mate_q[:, None], axis=1)
     return rank_q, mate_q, similarity_qG.max(1)
-
-
-def _similarity_blocks(probe_QD: np.ndarray, gallery_GD: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
-    """Yield slices of the probes with their similarities to the whole gallery, float (q, G)."""
-    step = max(1, _MAX_SIMILARITIES // max(len(gallery_GD), 1))
-    for start in range(0, len(probe_QD), step):
-        block = slice(start, start + step)
-        yield block, probe_QD[block] @ gallery_GD.T
 
 
 def identification_result(
