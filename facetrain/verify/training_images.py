@@ -102,7 +102,9 @@ def refuse_training_images(
     parts = []
     for path in paths:
         try:
-            parts += parts_of(_open_local(path), path)
+            with os_errors_as(DataError, Path(path)):
+                _local_places(path)  # a remote one is refused, and not downloaded
+                parts += parts_of(open_dataset(path), path)
         except DataError as error:
             warn(f"{model}: was trained on {error}; {unchecked}")
     for place, part in parts:
@@ -176,17 +178,6 @@ def warn_of_training_images(sets: Sequence[PairSet], descriptions: Iterable[Mapp
                 continue
             for remark in sets_of_training_images(sets, open_dataset(path), path):
                 warn(f"{remark}; {HOLD_OUT_ADVICE}")
-
-
-def _open_local(path: str) -> FaceDataset:
-    """Open training data without a download.
-
-    Raises:
-        DataError: a part is remote, or cannot be read on this machine.
-    """
-    with os_errors_as(DataError, Path(path)):
-        _local_places(path)  # remote ones are refused
-        return open_dataset(path)
 
 
 def _local_places(path: str) -> list[Path]:
