@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import is_dataclass
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
@@ -60,16 +60,7 @@ def _group(hint: Any) -> tuple[type[Any] | None, dict[str, Any] | None]:
 
 
 def _options(group: type[Any], texts: dict[str, Any] | None) -> Iterator[inspect.Parameter]:
-    hints = get_type_hints(group, include_extras=True)
-    by_name = {field.name: field for field in fields(group)}
-    for name in by_name if texts is None else texts:
+    hints, parameters = get_type_hints(group, include_extras=True), inspect.signature(group).parameters
+    for name in parameters if texts is None else texts:
         hint = hints[name] if texts is None else Annotated[hints[name], texts[name]]
-        yield inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=_default(by_name[name]), annotation=hint
-        )
-
-
-def _default(field: Field[Any]) -> Any:
-    if field.default_factory is not MISSING:
-        return field.default_factory()
-    return inspect.Parameter.empty if field.default is MISSING else field.default
+        yield parameters[name].replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hint)
