@@ -1,10 +1,11 @@
-"""Atomic writes of small files and of folders, and errors of the operating system as errors of facetrain."""
+"""Atomic writes of small files and of folders, digests, and errors of the operating system as errors of facetrain."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
 import glob
+import hashlib
 import json
 import os
 import resource
@@ -108,6 +109,12 @@ def stamp_of(status: os.stat_result) -> list[int]:
     Inode and time of change tell also of a file that replaced one of the same size and modification time.
     """
     return [status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file as hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_regular_text(path: Path) -> str:

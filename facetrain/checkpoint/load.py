@@ -18,17 +18,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from facetrain.checkpoint.commit import CHECKPOINTS, LATEST, STEP_NAME, complete_steps, step_folder
-from facetrain.checkpoint.manifest import (
-    MANIFEST,
-    FileEntry,
-    Manifest,
-    is_regular_file,
-    read_manifest,
-    sha256_of,
-)
+from facetrain.checkpoint.manifest import MANIFEST, FileEntry, Manifest, is_regular_file, read_manifest
 from facetrain.checkpoint.run_id import check_identity
 from facetrain.errors import CheckpointError, DamagedCheckpointError, NoCheckpointError
-from facetrain.files import os_errors_as
+from facetrain.files import os_errors_as, sha256_of
 from facetrain.remote.filesystem import side_by_side
 from facetrain.text import shell_path
 

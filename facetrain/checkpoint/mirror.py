@@ -43,12 +43,11 @@ from facetrain.checkpoint.manifest import (
     is_regular_file,
     parse_manifest,
     read_manifest,
-    sha256_of,
 )
 from facetrain.checkpoint.mirror_store import MirrorStore
 from facetrain.checkpoint.run_id import RUN_ID_FILE, run_id_of
 from facetrain.errors import CheckpointError, DamagedCheckpointError, UsageError
-from facetrain.files import make_folder, os_errors_as
+from facetrain.files import make_folder, os_errors_as, sha256_of
 from facetrain.remote.address import public
 from facetrain.remote.filesystem import side_by_side
 

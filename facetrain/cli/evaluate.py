@@ -219,7 +219,7 @@ def _report_details(
     import torch
 
     from facetrain import __version__
-    from facetrain.checkpoint.manifest import sha256_of
+    from facetrain.files import sha256_of
 
     models = {"gallery model": others.gallery_model, "compared with": others.against}
     digests = {path.name: sha256_of(path) for path in files if path is not None and path.is_file()}

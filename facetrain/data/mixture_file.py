@@ -12,7 +12,6 @@ datasets:
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -31,7 +30,7 @@ from facetrain.data.remote_dataset import ObjectCache, dataset_path
 from facetrain.data.yaml_file import read_yaml
 from facetrain.distinct import distinct
 from facetrain.errors import DataError
-from facetrain.files import error_reason, os_errors_as, read_regular_text
+from facetrain.files import error_reason, os_errors_as, read_regular_text, sha256_of
 from facetrain.remote.address import has_secrets, is_remote, without_secrets
 from facetrain.settings import Settings
 
@@ -159,8 +158,8 @@ def _describe_entry(entry: MixtureEntry, path: Path) -> dict[str, Any]:
     for key in _LISTS:
         if name := getattr(entry, key):
             listed = path.parent / name
-            with os_errors_as(DataError, listed), listed.open("rb") as file:
-                described[key] = hashlib.file_digest(file, "sha256").hexdigest()[:32]
+            with os_errors_as(DataError, listed):
+                described[key] = sha256_of(listed)[:32]
     return described
 
 

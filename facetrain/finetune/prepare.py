@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from facetrain.checkpoint.manifest import sha256_of
 from facetrain.config.changes import lookup
 from facetrain.config.loading import values_of_overrides
 from facetrain.config.schema import Config
@@ -21,7 +20,7 @@ from facetrain.distinct import distinct
 from facetrain.distributed.devices import pick_device
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import DataError, RunError, UsageError
-from facetrain.files import make_folder, os_errors_as, read_regular_text, write_atomically
+from facetrain.files import make_folder, os_errors_as, read_regular_text, sha256_of, write_atomically
 from facetrain.finetune.choices import Choice, Facts, choose, config_text
 from facetrain.finetune.first_model import backbone_of, trainable_model
 from facetrain.finetune.photo_faces import needed_finder, split_faces, write_faces, write_pairs

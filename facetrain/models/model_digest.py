@@ -12,9 +12,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from facetrain.checkpoint.commit import LATEST
-from facetrain.checkpoint.manifest import sha256_of
 from facetrain.errors import ModelError
-from facetrain.files import os_errors_as, parse_json
+from facetrain.files import os_errors_as, parse_json, sha256_of
 from facetrain.models.checksum import CHECKSUM_KEY
 from facetrain.models.embedding_model import EmbeddingModel
 from facetrain.models.model_file import THRESHOLDS_KEY, newest_model_file

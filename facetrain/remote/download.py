@@ -29,7 +29,15 @@ from urllib.parse import urlsplit
 
 from facetrain.distributed.user_environment import is_offline, user_cache_folder
 from facetrain.errors import DataError, RunError, UsageError
-from facetrain.files import locked, os_errors_as, parse_json, private_folder, stamp_of, write_atomically
+from facetrain.files import (
+    locked,
+    os_errors_as,
+    parse_json,
+    private_folder,
+    sha256_of,
+    stamp_of,
+    write_atomically,
+)
 from facetrain.progress import ProgressCallback, ignore_progress
 from facetrain.remote.address import is_remote, public, scheme, without_secrets, without_version
 from facetrain.remote.catalog import catalog
@@ -262,9 +270,7 @@ def _sound_copy(folder: Path, name: str) -> Copy | None:
         for file, (sha256, stamp) in copy.files.items():
             now = stamp_of((place / file).stat())
             if now != stamp:
-                with (place / file).open("rb") as content:
-                    found = hashlib.file_digest(content, "sha256").hexdigest()
-                if found != sha256:
+                if sha256_of(place / file) != sha256:
                     return None
                 files[file] = sha256, now
     except OSError:

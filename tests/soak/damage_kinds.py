@@ -14,6 +14,7 @@ import yaml
 
 from facetrain.checkpoint import manifest as manifests
 from facetrain.checkpoint.commit import complete_steps, step_folder
+from facetrain.files import sha256_of
 
 CRAFTED = ("edit", "foreign", "rename", "re-sign")
 """Damages whose checkpoints are complete: checksums cannot tell them from saved ones."""
@@ -205,7 +206,7 @@ class Damager:
         body = json.loads(manifest.read_text())
         for entry in body["files"]:
             if entry["name"] == path.name:
-                entry |= {"size": len(data), "sha256": manifests.sha256_of(path)}
+                entry |= {"size": len(data), "sha256": sha256_of(path)}
         _write_manifest(manifest, body)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from facetrain.checkpoint import manifest as manifests
 from facetrain.checkpoint.manifest import MANIFEST
 from facetrain.checkpoint.save import CheckpointWriter
+from facetrain.files import sha256_of
 from tests.support.snapshots import snapshot
 
 
@@ -45,4 +46,4 @@ def update_manifest(folder: Path, path: Path) -> None:
     """Make the manifest agree with a changed file."""
     names = [entry["name"] for entry in json.loads((folder / MANIFEST).read_text())["files"]]
     data = path.read_bytes()
-    edit(folder, names.index(path.name), size=len(data), sha256=manifests.sha256_of(path))
+    edit(folder, names.index(path.name), size=len(data), sha256=sha256_of(path))

@@ -8,9 +8,10 @@ import pytest
 from safetensors.torch import save_file
 
 from facetrain.checkpoint.load import Checkpoint
-from facetrain.checkpoint.manifest import MANIFEST, sha256_of
+from facetrain.checkpoint.manifest import MANIFEST
 from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.errors import CheckpointError, DamagedCheckpointError
+from facetrain.files import sha256_of
 from tests.support.checkpoints import edit, flip_a_bit, rewrite, saved, update_manifest
 from tests.support.snapshots import snapshot
 
