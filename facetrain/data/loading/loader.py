@@ -111,7 +111,6 @@ class Loader:
         """Seconds that training has waited for batches."""
         self._dataset, self._sampler, self._settings = dataset, sampler, settings
         self._read_landmarks = landmark_reader(dataset) if settings.landmarks else None
-        self._world = world
         self._next_step, self._stop_step = start_step, stop_step
         self._is_first_step = True
         first_A1 = (
