@@ -220,10 +220,8 @@ def _write(path: Path, header: dict[str, Any], arrays: Mapping[str, np.ndarray])
         for array in arrays.values():
             padding = np.zeros(-array.nbytes % _ALIGNMENT, dtype=np.uint8)
             for part in (array.view(np.uint8), padding):
-                for start in range(0, len(part), _CHUNK_BYTES):
-                    data = part[start : start + _CHUNK_BYTES].tobytes()
-                    crc = zlib.crc32(data, crc)
-                    file.write(data)
+                crc = zlib.crc32(part.data, crc)
+                file.write(part.data)
         file.seek(0)  # the header last, because it has the checksum of the arrays
         file.write(json.dumps(header | {"crc": crc}).encode().ljust(_HEADER_BYTES))
 
