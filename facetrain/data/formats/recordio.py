@@ -137,7 +137,7 @@ class RecordReader(PositionalFile):
                     f"{self.location(start, key)}: the file ends inside the record; it was changed while it was read"
                 )
             offset += _FRAME.size + length + -length % 4
-        return parts[0] if kind == PART_WHOLE else _MAGIC_BYTES.join(parts)
+        return _MAGIC_BYTES.join(parts)
 
     def image_at(self, offset: int, size: int) -> tuple[float, bytes] | None:
         """Return label and image of a record: the fast path of `read_at` and `decode_record`.
