@@ -114,7 +114,7 @@ def write_batch_sheet(image_BCSS: Tensor, output: Path) -> None:
 def write_encoded_sheet(rows: Sequence[tuple[str, Sequence[bytes]]], output: Path) -> None:
     """Write rows of encoded images, each with its line of text."""
     decoded = [(title, [_cell(data, f"{output}: {title}") for data in images]) for title, images in rows]
-    _write_rows(decoded or [("no pairs", [])], output)
+    _write_rows(decoded, output)
 
 
 def _identity_title(source: FaceDataset, identity: int) -> str:
