@@ -26,7 +26,7 @@ Two models that were trained apart have a cosine near 0, and one in bfloat16 and
 
 def model_fingerprint(embedder: ImageEmbedder) -> np.ndarray:
     """Return the unit embedding of the fixed image: float32 (D,). No collective."""
-    alone = replace(embedder, alone=True, progress=None, check_stop=None)
+    alone = replace(embedder, alone=True)
     return np.asarray(
         l2_normalize(alone.embed([_fixed_image(embedder.image_size)], name="fingerprint", flip=False))[0]
     )
