@@ -26,16 +26,12 @@ class BufferPool:
     def __init__(self) -> None:
         self._buffers: list[tuple[np.ndarray, weakref.ref[np.ndarray]]] = []
 
-    def array(self, shape: tuple[int, ...], dtype: type[np.generic]) -> np.ndarray:
-        """Return an uninitialized array; it belongs to the caller until the last reference to it is gone."""
-        free = (
-            buffer
-            for buffer, view in self._buffers
-            if view() is None and buffer.shape == shape and buffer.dtype == dtype
-        )
+    def array(self, shape: tuple[int, ...]) -> np.ndarray:
+        """Return an uninitialized array of float32; it belongs to the caller until the last reference to it is gone."""
+        free = (buffer for buffer, view in self._buffers if view() is None and buffer.shape == shape)
         buffer = next(free, None)
         if buffer is None:
-            buffer = np.empty(shape, dtype)
+            buffer = np.empty(shape, np.float32)
         view = buffer[...]
         others = [(other, reference) for other, reference in self._buffers if other is not buffer]
         self._buffers = [*others[1 - _BUFFERS_KEPT :], (buffer, weakref.ref(view))]
@@ -65,7 +61,7 @@ def _normalize_on_cpu(image_BHWC: Tensor, flip_B: Tensor | None, buffers: Buffer
     # and cv2, not torch: torch's threads would compete with the reading processes for the cores, and cv2
     # mirrors three-byte pixels twenty times faster.
     image = image_BHWC.numpy()
-    out = buffers.array(image.shape, np.float32)
+    out = buffers.array(image.shape)
     mirrored = np.empty(image.shape[1:], dtype=np.uint8)
     flips = flip_B.tolist() if flip_B is not None else [False] * len(out)
     for start in range(0, len(out), _IMAGES_IN_CACHE):
