@@ -1,19 +1,19 @@
 """Embeddings in `.npz` files, as `np.savez` writes them: one array for each column."""
 
-# N images
+# N images   n images of one block   D embedding
 
 from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from facetrain.embeddings.embeddings import Embeddings, StreamedRows, require_columns, require_fitting
+from facetrain.embeddings.embeddings import Embeddings, require_columns, require_fitting
 from facetrain.errors import DataError
 
 _READ_ROWS = 4096
@@ -63,6 +63,46 @@ def open_npz(path: Path) -> Embeddings:
     qualities, fingerprint = (array and array.read() for array in (quality, model))
     is_sum = bool(flip.read()) if flip else None
     return Embeddings(rows, names, label.read(), path, qualities, fingerprint, is_sum)
+
+
+class StreamedRows:
+    """Array (N, D) whose slices are read on access.
+
+    A slice behind the last one continues the reading, another one begins it again. A search reads in order, so the
+    file may be larger than the memory, and compressed.
+
+    Args:
+        shape: numbers of rows and columns.
+        dtype: type of the numbers.
+        blocks: returns an iterator over the rows from the first to the last, (n, D).
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], blocks: Callable[[], Iterator[np.ndarray]]
+    ) -> None:
+        self.shape, self.dtype, self._blocks = shape, dtype, blocks
+        self._begin()
+
+    def _begin(self) -> None:
+        self._unread = self._blocks()
+        self._first, self._block = 0, np.empty((0, *self.shape[1:]), self.dtype)
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        """Return some rows.
+
+        Raises:
+            ValueError: the file is damaged. Its library raises other types too.
+        """
+        start, stop, _ = rows.indices(self.shape[0])
+        if start < self._first:
+            self._begin()
+        parts = []
+        while True:
+            end = self._first + len(self._block)
+            parts.append(self._block[max(start - self._first, 0) : stop - self._first])
+            if stop <= end:
+                return np.concatenate(parts)
+            self._first, self._block = end, next(self._unread)
 
 
 class NpzArray(NamedTuple):

@@ -4,11 +4,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -123,46 +123,6 @@ def warn_of_unknown_model(embeddings: Embeddings) -> None:
             f"{embeddings.path}: has no fingerprint of its model (array `model`); that both files are of one model is "
             "not checked"
         )
-
-
-class StreamedRows:
-    """Array (N, D) whose slices are read on access.
-
-    A slice behind the last one continues the reading, another one begins it again. A search reads in order, so the
-    file may be larger than the memory, and compressed.
-
-    Args:
-        shape: numbers of rows and columns.
-        dtype: type of the numbers.
-        blocks: returns an iterator over the rows from the first to the last, (n, D).
-    """
-
-    def __init__(
-        self, shape: tuple[int, ...], dtype: np.dtype[Any], blocks: Callable[[], Iterator[np.ndarray]]
-    ) -> None:
-        self.shape, self.dtype, self._blocks = shape, dtype, blocks
-        self._begin()
-
-    def _begin(self) -> None:
-        self._unread = self._blocks()
-        self._first, self._block = 0, np.empty((0, *self.shape[1:]), self.dtype)
-
-    def __getitem__(self, rows: slice) -> np.ndarray:
-        """Return some rows.
-
-        Raises:
-            ValueError: the file is damaged. Its library raises other types too.
-        """
-        start, stop, _ = rows.indices(self.shape[0])
-        if start < self._first:
-            self._begin()
-        parts = []
-        while True:
-            end = self._first + len(self._block)
-            parts.append(self._block[max(start - self._first, 0) : stop - self._first])
-            if stop <= end:
-                return np.concatenate(parts)
-            self._first, self._block = end, next(self._unread)
 
 
 def require_columns(path: Path, found: Iterable[str]) -> None:
