@@ -96,7 +96,9 @@ def choose_centers(
         raise ModelError(f"{path}: has {num_known:,} centers, but {len(known_N):,} names; it is damaged")
     if _has_repeated(known_N) or _has_repeated(name_C):
         return _choose_in_same_order(path, known_N, name_C, names, may_grow=may_grow)
-    number_C = _places(known_N, name_C)
+    number_C = np.full(len(name_C), -1)
+    _, known_at, wanted_at = np.intersect1d(known_N, name_C, assume_unique=True, return_indices=True)
+    number_C[wanted_at] = known_at
     new, removed = int((number_C < 0).sum()), len(known_N) - int((number_C >= 0).sum())
     if new == num_classes:
         raise ModelError(
@@ -160,14 +162,3 @@ def _in_order(num_known: int, num_classes: int) -> np.ndarray:
 def _has_repeated(digest_N: np.ndarray) -> bool:
     ordered_N = np.sort(digest_N)
     return bool((ordered_N[1:] == ordered_N[:-1]).any())
-
-
-def _places(known_N: np.ndarray, wanted_C: np.ndarray) -> np.ndarray:
-    """Return the place of each wanted value among the known ones, which differ: int64 (C,); -1 if it is unknown."""
-    known_order, wanted_order = np.argsort(known_N), np.argsort(wanted_C)
-    # Both sorted: a search in any order would miss the caches for each of millions of values.
-    known_N, wanted_C = known_N[known_order], wanted_C[wanted_order]
-    at_C = np.minimum(np.searchsorted(known_N, wanted_C), len(known_N) - 1)
-    place_C = np.empty(len(wanted_C), np.int64)
-    place_C[wanted_order] = np.where(known_N[at_C] == wanted_C, known_order[at_C], -1)
-    return place_C
