@@ -30,27 +30,15 @@ _APPENDING = "Concat"
 
 
 def plain_form(path: Path, model: Any) -> Any:
-    """Return a model without local functions and without nodes that compute a few numbers from constants.
+    """Return a model without local functions, and with the numbers in place of nodes that compute a few from constants.
 
     Raises:
         ModelError: there are too many of them.
     """
-    import onnx.inliner
+    from onnx import inliner, numpy_helper
 
     if model.functions:
-        model = onnx.inliner.inline_local_functions(model)
-    fold_small_constants(path, model)
-    return model
-
-
-def fold_small_constants(path: Path, model: Any) -> None:
-    """Replace the nodes of a graph that compute a few numbers from constants by these numbers.
-
-    Raises:
-        ModelError: there are too many of them.
-    """
-    from onnx import numpy_helper
-
+        model = inliner.inline_local_functions(model)
     graph, known = model.graph, dict[str, np.ndarray]()
     for weight in graph.initializer:
         if (array := _small_array(weight)) is not None:
@@ -70,6 +58,7 @@ def fold_small_constants(path: Path, model: Any) -> None:
         graph.initializer.append(numpy_helper.from_array(found, node.output[0]))
     del graph.node[:]
     graph.node.extend(kept)
+    return model
 
 
 def _result(node: Any, known: dict[str, np.ndarray], opsets: Sequence[Any]) -> np.ndarray | None:
