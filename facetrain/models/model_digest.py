@@ -18,7 +18,7 @@ from facetrain.models.checksum import CHECKSUM_KEY
 from facetrain.models.embedding_model import EmbeddingModel
 from facetrain.models.model_file import THRESHOLDS_KEY, newest_model_file
 from facetrain.models.mxnet_symbol import pair_of_files
-from facetrain.models.onnx_network import external_files
+from facetrain.models.onnx_limits import external_files
 from facetrain.models.read_model import is_graph, open_checkpoint
 from facetrain.models.weight_files import METADATA_KEY, read_weights
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from facetrain.errors import ModelError, missing_package
+from facetrain.errors import ModelError
 from facetrain.files import error_reason, parse_json
 from facetrain.models.checksum import require_sound_onnx
 from facetrain.models.file_layers import Affine, Node, backbone_form
@@ -100,15 +100,13 @@ def read_onnx_layers(path: Path) -> LayerGraph:
         ModelError: it is not an ONNX file, or the package onnx is not installed.
     """
     try:
+        proto = read_model_proto(path)
         import onnx
-    except ImportError as error:
-        raise ModelError(f"{path}: {missing_package(error, 'onnx')}") from error
-    try:
-        proto = read_model_proto(onnx, path)
+
         require_stored_weights(path, proto)
         onnx.load_external_data_for_model(proto, str(path.parent))
         require_sound_onnx(proto, path)
-        return _read_layers(onnx, plain_form(path, proto), path)
+        return _read_layers(plain_form(path, proto), path)
     except ModelError:
         raise
     except Exception as error:
@@ -118,24 +116,26 @@ def read_onnx_layers(path: Path) -> LayerGraph:
         ) from error
 
 
-def _read_layers(onnx: Any, model: Any, path: Path) -> LayerGraph:
+def _read_layers(model: Any, path: Path) -> LayerGraph:
+    from onnx import helper
+
     graph = model.graph
-    constants = {weight.name: _tensor(_array(onnx, weight)) for weight in graph.initializer}
+    constants = {weight.name: _tensor(_array(weight)) for weight in graph.initializer}
     names = {graph_inputs(graph)[0].name: IMAGE}
     layers: dict[str, Layer] = {}
     for node in graph.node:
-        attributes = {stated.name: onnx.helper.get_attribute_value(stated) for stated in node.attribute}
+        attributes = {stated.name: helper.get_attribute_value(stated) for stated in node.attribute}
         # Further outputs, such as the mask of a dropout, serve training.
         value, inputs = node.output[0], list(node.input)
         if node.op_type == "Constant":
             (stated,) = attributes.values()
-            constants[value] = _tensor(_array(onnx, stated))
+            constants[value] = _tensor(_array(stated))
         elif all(name in constants for name in inputs) or node.op_type == "Shape":
             constants[value] = _fold(node.op_type, [constants.get(name) for name in inputs], attributes)
         else:
             layers[value] = _read_layer(node.op_type, inputs, attributes, constants, names)
     named = LayerGraph(str(path), layers, graph.output[0].name, metadata=metadata_of(model))
-    mean, scale = mean_and_scale(onnx, model, path)
+    mean, scale = mean_and_scale(model, path)
     return backbone_form(named, Affine(1 / scale, -mean / scale))
 
 
@@ -189,7 +189,7 @@ def parse_metadata(texts: Mapping[str, str]) -> dict[str, Any]:
     return metadata
 
 
-def mean_and_scale(onnx: Any, model: Any, path: Path) -> tuple[float, float]:
+def mean_and_scale(model: Any, path: Path) -> tuple[float, float]:
     """Return the mean and the scale of the input (pixels − mean) / scale that a graph takes.
 
     Its metadata or a uint8 input state them. Without these it takes normalized images, unless its first nodes are the
@@ -197,7 +197,6 @@ def mean_and_scale(onnx: Any, model: Any, path: Path) -> tuple[float, float]:
     few percent, as from one of these to the other, is none. Other arithmetic on the image is not interpreted.
 
     Args:
-        onnx: the package.
         model: the graph in its `plain_form`, with or without its external data.
         path: its file, for the external data and for messages.
 
@@ -205,9 +204,11 @@ def mean_and_scale(onnx: Any, model: Any, path: Path) -> tuple[float, float]:
         ModelError: the metadata state an input that facetrain does not give, or one that the graph normalizes a second
             time; or they state none, and the first nodes compute something else.
     """
-    stated, first = _stated_input(model, path), _of_first_layers(onnx, model, path)
+    from onnx import TensorProto
+
+    stated, first = _stated_input(model, path), _of_first_layers(model, path)
     normalizes = all(each.is_zero_at_mid_gray and 1 / 130 < abs(each.factor) < 1 / 125 for each in first)
-    if graph_inputs(model.graph)[0].type.tensor_type.elem_type == onnx.TensorProto.UINT8:
+    if graph_inputs(model.graph)[0].type.tensor_type.elem_type == TensorProto.UINT8:
         return _PIXELS
     if stated == _NORMALIZED and first and normalizes:
         raise ModelError(
@@ -247,12 +248,14 @@ def _stated_input(model: Any, path: Path) -> tuple[float, float] | None:
     return given
 
 
-def _of_first_layers(onnx: Any, model: Any, path: Path) -> list[Affine]:
+def _of_first_layers(model: Any, path: Path) -> list[Affine]:
     """Return for each layer that takes the image what it takes, as a function of the image.
 
     A batch norm of the image subtracts its mean. Numbers that differ by channel or place, or that the file does not
     state, give NaN.
     """
+    from onnx import helper
+
     constants: dict[str, Any] = {weight.name: weight for weight in model.graph.initializer}
     images = {graph_inputs(model.graph)[0].name: Affine()}
     taken = []
@@ -261,14 +264,14 @@ def _of_first_layers(onnx: Any, model: Any, path: Path) -> list[Affine]:
         given = [constants[name] for name in node.input if name in constants]
         source = next((name for name in node.input if name in images), None)
         if node.op_type == "Constant":
-            constants[node.output[0]] = onnx.helper.get_attribute_value(node.attribute[0])
+            constants[node.output[0]] = helper.get_attribute_value(node.attribute[0])
         elif node.op_type in _IDENTITIES | _MOVES:
             if source is not None:
                 images |= dict.fromkeys(node.output, images[source])
             elif given:
                 constants[node.output[0]] = given[0]
         elif source is not None and (operation or node.op_type in _OTHER_ARITHMETIC):
-            number = _number(onnx, given[0], path.parent) if operation and given else math.nan
+            number = _number(given[0], path.parent) if operation and given else math.nan
             # The number comes first: number − x, or number / x.
             if source != node.input[0] and operation in ("sub", "div"):
                 operation = f"r{operation}"
@@ -276,21 +279,23 @@ def _of_first_layers(onnx: Any, model: Any, path: Path) -> list[Affine]:
         elif source is not None and node.op_type not in _OF_SHAPE:
             function = images[source]
             if node.op_type == "BatchNormalization" and node.input[3] in constants:
-                mean = float(np.abs(_array(onnx, constants[node.input[3]], path.parent)).max())
+                mean = float(np.abs(_array(constants[node.input[3]], path.parent)).max())
                 function = function if mean <= _LARGEST_MEAN else function.then("sub", mean)
             taken.append(function)
     return taken
 
 
-def _number(onnx: Any, stated: Any, folder: Path) -> float:
-    numbers = _array(onnx, stated, folder).astype(np.float64)
+def _number(stated: Any, folder: Path) -> float:
+    numbers = _array(stated, folder).astype(np.float64)
     return float(numbers.flat[0]) if numbers.size and np.ptp(numbers) == 0 else math.nan
 
 
-def _array(onnx: Any, stated: Any, folder: Path = Path()) -> np.ndarray:
+def _array(stated: Any, folder: Path = Path()) -> np.ndarray:
     """Return a weight, or the value of a node Constant, which can be a tensor, numbers or texts."""
-    if isinstance(stated, onnx.TensorProto):
-        stated = onnx.numpy_helper.to_array(stated, str(folder))
+    from onnx import TensorProto, numpy_helper
+
+    if isinstance(stated, TensorProto):
+        stated = numpy_helper.to_array(stated, str(folder))
     return np.asarray(stated)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from facetrain.errors import ModelError
+from facetrain.errors import ModelError, missing_package
 from facetrain.text import listed
 
 _MAX_VALUE_BYTES = 1 << 31
@@ -23,13 +23,17 @@ _MOST_DIMENSIONS = 32
 _TWO_IN_A_BYTE = ("INT4", "UINT4", "FLOAT4E2M1")
 
 
-def read_model_proto(onnx: Any, path: Path) -> Any:
+def read_model_proto(path: Path) -> Any:
     """Return the `onnx.ModelProto` of a file, without weights in another file.
 
     Raises:
-        ModelError: it is not an ONNX file.
+        ModelError: it is not an ONNX file, or the package onnx is not installed.
         OSError: the file cannot be read.
     """
+    try:
+        import onnx
+    except ImportError as error:
+        raise ModelError(f"{path}: {missing_package(error, 'onnx')}") from error
     fault = f"{path}: is not an ONNX file, or is damaged or incomplete; copy it again"
     try:
         model = onnx.load(str(path), load_external_data=False)
@@ -42,9 +46,12 @@ def read_model_proto(onnx: Any, path: Path) -> Any:
     return model
 
 
-def files_with_weights(path: Path, model: Any) -> list[Path]:
-    """Return the other files that have weights of a model, in the order of their names."""
-    entries = (entry for tensor in _constants(model) for entry in tensor.external_data)
+def external_files(path: Path) -> list[Path]:
+    """Return the files beside an ONNX file that have weights of it, in the order of their names.
+
+    Errors as `read_model_proto`.
+    """
+    entries = (entry for tensor in _constants(read_model_proto(path)) for entry in tensor.external_data)
     return sorted({path.parent / entry.value for entry in entries if entry.key == "location"})
 
 

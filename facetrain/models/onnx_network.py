@@ -17,12 +17,7 @@ from facetrain.files import damage_reason, error_reason, new_file
 from facetrain.models.checksum import require_sound_onnx
 from facetrain.models.onnx_constants import plain_form
 from facetrain.models.onnx_layers import mean_and_scale, parse_metadata
-from facetrain.models.onnx_limits import (
-    files_with_weights,
-    read_model_proto,
-    require_small_values,
-    require_stored_weights,
-)
+from facetrain.models.onnx_limits import read_model_proto, require_small_values, require_stored_weights
 
 _IMAGE_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(uint8)": np.uint8}
 _EMBEDDING_TYPES = "tensor(float)", "tensor(float16)", "tensor(double)"
@@ -173,12 +168,11 @@ def open_onnx(path: Path) -> OnnxNetwork:
             onnx or onnxruntime is not installed.
     """
     try:
-        import onnx
         import onnxruntime
     except ImportError as error:
         raise ModelError(f"{path}: {missing_package(error, 'onnx')}") from error
     try:
-        given = _check(read_model_proto(onnx, path), path)
+        given = _check(read_model_proto(path), path)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = _ERRORS  # else one line for each weight that is also listed as an input
@@ -198,28 +192,12 @@ def _check(model: Any, path: Path) -> tuple[float, float]:
     Raises:
         ModelError: its weights are damaged, its values too large, or its input unknown.
     """
-    import onnx
-
     require_stored_weights(path, model)
     require_sound_onnx(model, path)
     model = plain_form(path, model)
-    given = mean_and_scale(onnx, model, path)
+    given = mean_and_scale(model, path)
     require_small_values(path, model)
     return given
-
-
-def external_files(path: Path) -> list[Path]:
-    """Return the files beside an ONNX file that have weights of it.
-
-    Raises:
-        ModelError: it is not an ONNX file, or the package onnx is not installed.
-        OSError: it cannot be read.
-    """
-    try:
-        import onnx
-    except ImportError as error:
-        raise ModelError(f"{path}: {missing_package(error, 'onnx')}") from error
-    return files_with_weights(path, read_model_proto(onnx, path))
 
 
 def copy_with_metadata(path: Path, output: Path, texts: Mapping[str, str]) -> None:
@@ -232,7 +210,7 @@ def copy_with_metadata(path: Path, output: Path, texts: Mapping[str, str]) -> No
     """
     import onnx
 
-    model = read_model_proto(onnx, path)
+    model = read_model_proto(path)
     kept = {entry.key: entry.value for entry in model.metadata_props}
     onnx.helper.set_model_props(model, {**kept, **texts})
     with new_file(output, RunError) as scratch:

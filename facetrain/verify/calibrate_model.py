@@ -22,7 +22,8 @@ from facetrain.errors import DataError, PairsError, RunError, UsageError
 from facetrain.files import stamp_of, write_fault
 from facetrain.models.embedding_model import EmbeddingModel, open_model
 from facetrain.models.model_file import THRESHOLDS_KEY, newest_model_file, save_model
-from facetrain.models.onnx_network import copy_with_metadata, external_files
+from facetrain.models.onnx_limits import external_files
+from facetrain.models.onnx_network import copy_with_metadata
 from facetrain.models.read_model import is_graph
 from facetrain.models.weight_files import METADATA_KEY, read_weights
 from facetrain.progress import ProgressCallback
