@@ -18,7 +18,11 @@ from facetrain.data.loading.loader import Batch
 from facetrain.distributed import collectives
 from facetrain.errors import CheckpointError
 from facetrain.head.head_group import Head
-from facetrain.training.teacher import Teacher
+from facetrain.training.teacher import LiveTeacher
+from facetrain.training.teacher_cache import CachedTeacher
+
+Teacher = LiveTeacher | CachedTeacher
+"""Source of the embeddings that a network learns: float32 (B, T), without gradient, not of length 1."""
 
 
 def cosine_loss(embedding_BT: Tensor, teacher_BT: Tensor) -> Tensor:

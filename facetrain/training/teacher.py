@@ -1,4 +1,4 @@
-"""Teachers of a network: sources of the embeddings that it learns."""
+"""Teacher of a network: another network that embeds the images of each step."""
 
 # B local batch   T embedding of the teacher
 
@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -15,20 +14,6 @@ from torch import Tensor
 from facetrain.data.images.normalize import normalize
 from facetrain.data.loading.loader import Batch
 from facetrain.models.embedding_model import EmbeddingModel
-
-
-class Teacher(Protocol):
-    """Source of embeddings for the images of a batch."""
-
-    embedding_size: int
-    digest: str
-    """Digest of the weights."""
-
-    def __call__(self, batch: Batch, image_BCHW: Tensor) -> Tensor:
-        """Return the embeddings (B, T), float32, without gradient, not of length 1.
-
-        `image_BCHW` are the augmented images of the batch, float32 (B, 3, H, W) in [−1, 1].
-        """
 
 
 class LiveTeacher:
@@ -47,7 +32,7 @@ class LiveTeacher:
 
     @torch.no_grad()
     def __call__(self, batch: Batch, image_BCHW: Tensor) -> Tensor:
-        """Return the embeddings (B, T), float32."""
+        """Return the embeddings (B, T), float32, of the augmented images of a batch (B, 3, H, W) in [−1, 1]."""
         size = self._model.image_size
         if image_BCHW.shape[2] != size:
             # With a filter: a teacher for smaller images would otherwise see aliasing that it was not trained on.

@@ -16,7 +16,7 @@ from facetrain.run.parts.head import build_teacher_centers
 from facetrain.run.parts.loader import build_augment
 from facetrain.run.parts.step_schedule import StepSchedule
 from facetrain.run.parts.teacher_embeddings import open_cache
-from facetrain.training.distillation import Distillation
+from facetrain.training.distillation import Distillation, Teacher
 from facetrain.training.precision import autocast_for
 from facetrain.training.teacher import LiveTeacher
 from facetrain.training.teacher_cache import CachedTeacher
@@ -45,7 +45,7 @@ def build_distillation(
     distill = config.distill
     if distill is None:
         return None
-    teacher: LiveTeacher | CachedTeacher
+    teacher: Teacher
     if distill.cache is None:
         path = local_path(distill.teacher)
         model = open_model(path, world.device)
