@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from facetrain.data.beside_dataset import IDENTITIES_FILE, NAMES_FILE
-from facetrain.data.dataset import FaceDataset, evenly_spread, original_name
+from facetrain.data.dataset import FaceDataset, original_name
 from facetrain.data.positional_file import PositionalFile
 from facetrain.errors import DataError
 from facetrain.files import error_reason, os_errors_as
@@ -137,8 +137,8 @@ def _has_names(source: FaceDataset, numbers: np.ndarray) -> bool:
     # Not all: 17 million take minutes, and a compressed Parquet column would be decoded once more.
     # In ascending order: some formats decode many neighbors to find one name.
     ascending = np.sort(numbers)
-    probed = ascending[evenly_spread(len(ascending), _PROBED_IMAGES)]
-    return any(original_name(source, number) is not None for number in probed.tolist())
+    probed = ascending[np.linspace(0, len(ascending) - 1, _PROBED_IMAGES).astype(np.int64)]
+    return any(original_name(source, number) is not None for number in dict.fromkeys(probed.tolist()))
 
 
 def _write_table(path: Path, columns: tuple[str, str], rows: Iterable[tuple[int, str]]) -> None:
