@@ -13,6 +13,7 @@ import torch
 from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import ModelError, RunError
 from facetrain.models.embedding_model import open_model
+from facetrain.models.export import onnx
 from facetrain.models.export.export import export
 from facetrain.models.export.formats import FORMATS, ExportOptions
 from facetrain.models.onnx_network import OnnxNetwork
@@ -38,6 +39,25 @@ def is_installed(package):
 HERE = [name for name, row in FORMATS.items() if all(map(is_installed, row.packages))]
 """Formats whose packages are installed. `make interop` tests the others."""
 TIMM = ["convnext_atto", "edgenext_xx_small", "mobilenetv4_conv_small_050", "vit_small_patch16_dinov3"]
+
+
+@pytest.mark.parametrize(
+    ("error", "batch", "named"),
+    [(TypeError("no"), None, r"change it, or give .* --batch N \(TypeError: no\)"),
+     (TypeError("no"), 2, r"change it \(TypeError: no\)"),
+     (torch.OutOfMemoryError("no memory"), None, "^no memory$"), (MemoryError("no memory"), None, "^no memory$")],
+)  # fmt: skip
+def test_an_error_in_the_code_of_another_network_is_explained_and_a_lack_of_memory_is_not(
+    model, tmp_path, monkeypatch, error, batch, named
+):
+    def write(*_):
+        raise error
+
+    monkeypatch.setattr(onnx, "write", write)
+    expected = ModelError if isinstance(error, TypeError) else type(error)
+    with pytest.raises(expected, match=named):
+        other = replace(model, network=torch.nn.Flatten())
+        export(other, "onnx", tmp_path / "m.onnx", ExportOptions(batch=batch))
 
 
 @pytest.mark.slow
