@@ -173,7 +173,7 @@ def test_a_dataset_with_landmarks_of_aligned_faces_is_not_aligned_again(tmp_path
     ):
         np.testing.assert_allclose(embed(data), expected_ND, atol=1e-5)
         assert f"{data}: has the landmarks of aligned faces, so the detector" in capsys.readouterr().err
-    wide_crops = 0.5 + 0.8 * (NORMALIZED_TEMPLATE - 0.5)
+    wide_crops = 0.5 + 0.85 * (NORMALIZED_TEMPLATE - 0.5)
     for of_photos in (0.4 + 0.2 * NORMALIZED_TEMPLATE, wide_crops, np.full((5, 2), np.nan)):
         write_landmarks(landmarks_path(data), np.tile(of_photos, (3, 1, 1)))
         with pytest.raises(ImageError, match="the detector finds no face"):
