@@ -61,14 +61,11 @@ def open_same_data(ranks: Ranks, plan: RunPlan, config: Config) -> RunData:
             )
         return data
     values, own = plain_config(config), digest_inputs(config, data.source, data.sets)
-    places_by_input = {"sets": {each.name: str(each.path) for each in data.sets}, "code": own_places(config)}
-    for name, expected in plan.inputs.items():
-        if own[name] == expected:
-            continue
-        keys, words = describe_difference(name, expected, own[name])
-        place = str(lookup(values, keys[0]))
-        if places := places_by_input.get(name):
-            place = ", ".join(places[each] for each in own[name] if own[name][each] != expected.get(each))
+    places = {f"set {each.name}": str(each.path) for each in data.sets}
+    places |= {f"code {key}": place for key, place in own_places(config).items()}
+    if differing := [name for name, expected in plan.inputs.items() if own.get(name) != expected]:
+        names, keys, words = describe_difference(differing)
+        place = ", ".join(places.get(name) or str(lookup(values, keys[0])) for name in names)
         raise UsageError(
             f"{place} ({', '.join(keys)}): other {words} than rank 0 on {ranks.place(0)} has; copy them to all hosts"
         )

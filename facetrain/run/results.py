@@ -32,7 +32,7 @@ from facetrain.telemetry.log import warn
 
 def model_metadata(parts: Parts) -> dict[str, Any]:
     """Return the metadata of a model file: network and its code, config, paths and cards of all training data."""
-    code = parts.plan.inputs["code"].get("model.backbone")
+    code = parts.plan.inputs.get("code model.backbone")
     data = {
         TRAINED_ON_KEY: training_data(parts.state.earlier, {TRAINED_ON_KEY: [parts.config.data.train]}),
         CARDS_KEY: read_copied_cards(parts.folder / CARDS_FILE),

@@ -130,9 +130,8 @@ def test_own_parts_train_resume_bit_for_bit_and_run_for_others_only_if_they_are_
     step, values = json.loads(lines[0])
     assert values.items() <= read_jsonl(home / "run" / "metrics.jsonl")[0].items() and step == 0
     assert (home / "run" / "more.txt").exists()
-    assert Checkpoint.open(home / "run").meta["code"].keys() == {
-        "model.backbone", "head.margin.type", "data.augment.own[0].type", "log.sinks[0]", "log.sinks[1]",
-    }  # fmt: skip
+    parts = ("model.backbone", "head.margin.type", "data.augment.own[0].type", "log.sinks[0]", "log.sinks[1]")
+    assert {f"code {part}" for part in parts} <= Checkpoint.open(home / "run").meta.keys()
     done = facetrain(
         "train", "--config", describe(steps=2), *options(OWN), "--run-dir", home / "short", cwd=home
     )

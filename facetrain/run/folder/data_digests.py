@@ -37,15 +37,15 @@ _INPUTS = {
     "objects": (_DATA_KEYS, "objects in the store"),
     "landmarks": (_DATA_KEYS, "landmarks beside the dataset"),
     "mixture": (_DATA_KEYS, "datasets, weights or lists in the mixture"),
-    "sets": (("eval.targets", "eval.dir"), "verification sets"),
+    "set": (("eval.targets", "eval.dir"), "verification sets"),
     "teacher_cache": (("distill.cache", "distill.teacher"), "embeddings of the teacher"),
     "code": (
         ("head.margin.type", "model.backbone", "data.augment.own", "log.sinks"),
         "source files of your own code",
     ),
 }
-"""What a run reads, by the name of its digest: the config keys and sections that choose it (`--set` changes it on
-purpose), and what differs, in words."""
+"""What a run reads, by the first word in the name of its digest: the config keys and sections that choose it (`--set`
+changes it on purpose), and what differs, in words."""
 
 
 def digest_inputs(config: Config, source: FaceDataset, sets: Sequence[PairSet]) -> dict[str, Any]:
@@ -53,8 +53,8 @@ def digest_inputs(config: Config, source: FaceDataset, sets: Sequence[PairSet]) 
 
     `dataset`, `records`, `samples`, `objects` (empty for data on a disk), `landmarks` (empty for a backbone that takes
     none) and `teacher_cache` (empty without one) are texts. `mixture` has the path, the weight and the checksums of the
-    lists of each dataset of a mixture; it is empty for another dataset. `sets` has a text for each verification set,
-    and `code` one for each part of the user's own, by its key.
+    lists of each dataset of a mixture; it is empty for another dataset. `set NAME` is a text for each verification set,
+    and `code KEY` one for each part of the user's own.
 
     Raises:
         DataError: the cache of the teacher cannot be read.
@@ -67,9 +67,9 @@ def digest_inputs(config: Config, source: FaceDataset, sets: Sequence[PairSet]) 
         "objects": digest_objects(source),
         "landmarks": digest_landmarks(source) if takes_landmarks(config.model.backbone) else "",
         "mixture": source.entries if isinstance(source, MixtureDataset) else [],
-        "sets": {pairs.name: digest_set(pairs) for pairs in sets},
+        **{f"set {pairs.name}": digest_set(pairs) for pairs in sets},
         "teacher_cache": cache_digest(local_path(cache)) if cache else "",
-        "code": code_digests(config),
+        **{f"code {key}": digest for key, digest in code_digests(config).items()},
     }
 
 
@@ -172,18 +172,19 @@ def _digest(*parts: Iterable[bytes]) -> str:
     return digest.hexdigest()[:32]
 
 
-def describe_difference(name: str, before: Any, now: Any) -> tuple[list[str], str]:
-    """Return the config keys of an input that has another digest than before, and what differs, in words."""
-    keys, words = _INPUTS[name]
-    if name != "code":
-        return [keys[0]], words
-    changed = [place for place, digest in now.items() if before.get(place) != digest]
-    return [*dict.fromkeys(map(_key_of_code, changed))], words
+def describe_difference(names: Sequence[str]) -> tuple[list[str], list[str], str]:
+    """Return the first of the inputs that differ and others of its kind, their config keys, and the kind in words."""
+    kind = names[0].partition(" ")[0]
+    alike = [name for name in names if name.partition(" ")[0] == kind]
+    return alike, [*dict.fromkeys(_keys_of(name)[0] for name in alike)], _INPUTS[kind][1]
 
 
-def _key_of_code(place: str) -> str:
-    """Return the config key that `--set` takes for a part of the user's own: a list is one key."""
-    return next(key for key in _INPUTS["code"][0] if place.startswith(key))
+def _keys_of(name: str) -> tuple[str, ...]:
+    """Return the config keys and sections that choose an input, first the one for `--set`."""
+    kind, _, part = name.partition(" ")
+    keys = _INPUTS[kind][0]
+    # Each of them chooses one part of the user's own, or a list of them.
+    return tuple(key for key in keys if part.startswith(key)) if kind == "code" else keys
 
 
 def check_inputs(
@@ -206,53 +207,46 @@ def check_inputs(
             f"{', '.join(_DATA_KEYS)}: {checkpoint.folder} has {checkpoint.manifest.num_classes:,} identities, and the "
             f"dataset has {num_classes:,}; continue with the data of the run, or start a new run with model.init_from"
         )
-    kept = {}
-    for name, now in digests.items():
-        if name == "code":  # each of its keys chooses one part
-            kept[name] = {
-                place: each for place, each in now.items() if not is_set(set_keys, _key_of_code(place))
-            }
-        elif not is_set(set_keys, *_INPUTS[name][0]):
-            kept[name] = now
-    for name, before, now in _changed(checkpoint, kept):
-        keys, words = describe_difference(name, before, now)
-        before, now = _differing_parts(before, now)
+    changed = {
+        name: _differing_parts(before, now)
+        for name, before, now in _changed(checkpoint, digests)
+        if not is_set(set_keys, *_keys_of(name))
+    }
+    if changed:
+        names, keys, words = describe_difference([*changed])
+        texts = [f"{name.partition(' ')[2]} {' → '.join(map(json.dumps, changed[name]))}" for name in names]
+        differences = ", ".join(map(str.lstrip, texts))
         options = " ".join(f"--set {key}=VALUE" for key in keys)
         raise ConfigError(
-            f"{', '.join(keys)}: {checkpoint.folder} was trained with other {words}: {json.dumps(before)} → "
-            f"{json.dumps(now)}; restore them, or change them on purpose with {options}"
+            f"{', '.join(keys)}: {checkpoint.folder} was trained with other {words}: {differences}; restore them, or "
+            f"change them on purpose with {options}"
         )
 
 
 def changed_inputs(checkpoint: Checkpoint, digests: dict[str, Any]) -> dict[str, str]:
     """Return what differs from before the checkpoint, in words, by config key; of several inputs of a key the first."""
     changed = dict[str, str]()
-    for each in _changed(checkpoint, digests):
-        keys, words = describe_difference(*each)
-        for key in keys:
-            changed.setdefault(key, words)
+    for name, _, _ in _changed(checkpoint, digests):
+        _, (key,), words = describe_difference([name])
+        changed.setdefault(key, words)
     return changed
 
 
 def _changed(checkpoint: Checkpoint, digests: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """Yield the name of each input that differs from before the checkpoint, and its digests before and now."""
+    saved = dict(checkpoint.meta)
+    for kind, old in (("set", "sets"), ("code", "code")):
+        if isinstance(parts := saved.get(old), dict):  # as older checkpoints have them
+            saved |= {f"{kind} {part}": digest for part, digest in parts.items()}
     for name, now in digests.items():
-        before = checkpoint.meta.get(name)
-        if not isinstance(before, type(now)):
-            continue
-        if isinstance(before, dict):
-            # A changed config may name other sets, or other code.
-            before = {each: digest for each, digest in before.items() if each in now}
-            now = {each: digest for each, digest in now.items() if each in before}
-        if before != now:
+        before = saved.get(name)
+        # A changed config may name other sets, or other code.
+        if isinstance(before, type(now)) and before != now:
             yield name, before, now
 
 
 def _differing_parts(before: Any, now: Any) -> tuple[Any, Any]:
-    """Return two unequal digests; of mappings with the same keys, and of lists, only what the other does not have."""
-    if isinstance(now, dict):
-        changed = [name for name, digest in now.items() if before[name] != digest]
-        return {name: before[name] for name in changed}, {name: now[name] for name in changed}
+    """Return two unequal digests; of lists only what the other does not have."""
     if isinstance(now, list):
         removed, added = (
             [each for each in before if each not in now],

@@ -14,6 +14,7 @@ from facetrain.data.mixture import MixtureDataset
 from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import ConfigError
 from facetrain.run.folder import data_digests
+from facetrain.run.folder.accepted import Accepted
 from facetrain.run.folder.data_digests import (
     changed_inputs,
     check_inputs,
@@ -100,11 +101,9 @@ def test_an_edited_weight_list_or_path_of_a_mixture_is_refused_with_both_values(
 
 
 def test_of_several_sets_only_those_that_differ_are_named():
-    saved = {"sets": {"lfw": "1", "agedb": "2", "removed": "3"}}
-    with pytest.raises(
-        ConfigError, match=r'other verification sets: \{"agedb": "2"\} → \{"agedb": "4"\}; restore'
-    ):
-        check({"sets": {"lfw": "1", "agedb": "4", "new": "5"}}, **saved)
+    saved = {"set lfw": "1", "set agedb": "2", "set removed": "3"}
+    with pytest.raises(ConfigError, match='other verification sets: agedb "2" → "4"; restore'):
+        check({"set lfw": "1", "set agedb": "4", "set new": "5"}, **saved)
 
 
 def test_a_mixture_describes_its_entries_by_the_content_of_their_lists(tmp_path):
@@ -186,7 +185,7 @@ def test_other_images_or_labels_of_a_verification_set_give_another_digest():
     [
         ("samples", "a", "b", "data.train: step_5 .* other images: some have other bytes", "data.train"),
         ("records", "a", "b", "data.train: step_5 was trained with other images: some have", "data"),
-        ("sets", {"lfw": "a", "x": "c"}, {"lfw": "b"}, "eval.targets: .* verification sets: ", "eval.dir"),
+        ("set lfw", "a", "b", "eval.targets: .* verification sets: ", "eval.dir"),
         ("teacher_cache", "a", "b", "distill.cache: .* other embeddings of the teacher", "distill.cache"),
     ],
 )
@@ -203,7 +202,7 @@ def test_other_images_sets_or_embeddings_of_a_teacher_are_refused_unless_set(nam
 
 
 def test_another_list_of_verification_sets_is_no_other_content():
-    check(digests_of("d", "", sets={"cfp": "b"}), dataset="d", sets={"lfw": "a"})
+    check(digests_of("d", "", **{"set cfp": "b"}), dataset="d", **{"set lfw": "a"})
 
 
 @pytest.mark.parametrize(
@@ -216,21 +215,47 @@ def test_another_list_of_verification_sets_is_no_other_content():
 )
 def test_other_code_is_refused_by_the_key_that_names_it(changed, key):
     before = {
-        "model.backbone": "1",
-        "head.margin.type": "2",
-        "data.augment.own[1].type": "3",
-        "log.sinks[0]": "4",
+        "code model.backbone": "1",
+        "code head.margin.type": "2",
+        "code data.augment.own[1].type": "3",
+        "code log.sinks[0]": "4",
     }
-    now = before | {changed: "5"}
+    now = before | {f"code {changed}": "5"}
     with pytest.raises(
         ConfigError, match=rf"^{re.escape(key)}: step_5 .* source files .*--set {re.escape(key)}="
     ):
-        check({"code": now}, code=before)
-    check({"code": now}, [key], code=before)
+        check(now, **before)
+    check(now, [key], **before)
     with pytest.raises(ConfigError, match="source files"):
-        check({"code": now}, ["head.margin.type", "head.sample_rate"], code=before)
+        check(now, ["head.margin.type", "head.sample_rate"], **before)
 
 
 def test_code_that_the_config_no_longer_names_or_names_only_now_is_no_other_code():
-    check({"code": {"model.backbone": "1"}}, code={"model.backbone": "1", "log.sinks[0]": "2"})
-    check({"code": {"model.backbone": "1", "log.sinks[0]": "2"}}, code={"model.backbone": "1"})
+    backbone, sink = {"code model.backbone": "1"}, {"code log.sinks[0]": "2"}
+    check(backbone, **backbone, **sink)
+    check(backbone | sink, **backbone)
+
+
+def test_parts_that_differ_are_all_named_and_those_of_older_checkpoints_are_compared():
+    before, now = (
+        {"model.backbone": "1", "log.sinks[0]": "2"},
+        {"code model.backbone": "3", "code log.sinks[0]": "4"},
+    )
+    with pytest.raises(ConfigError) as raised:
+        check(now | {"set lfw": "5"}, code=before, sets={"lfw": "6"})
+    assert str(raised.value).startswith(
+        "model.backbone, log.sinks: step_5 was trained with other source files"
+    )
+    assert 'model.backbone "1" → "3", log.sinks[0] "2" → "4"; ' in str(raised.value)
+    assert str(raised.value).endswith(" with --set model.backbone=VALUE --set log.sinks=VALUE")
+    with pytest.raises(ConfigError, match="verification sets"):
+        check({"set lfw": "5"}, sets={"lfw": "6"})
+
+
+def test_a_change_of_one_part_that_was_accepted_stays_so_when_another_part_changes():
+    checkpoint = checkpoint_of(**{"code model.backbone": "1", "code log.sinks[0]": "2"})
+    accepted = Accepted.of(checkpoint, "5f3a", (), {"code model.backbone": "3", "code log.sinks[0]": "2"})
+    now = accepted.new_inputs({"code model.backbone": "3", "code log.sinks[0]": "4"})
+    check_inputs(checkpoint, now, 3, {"log.sinks"})
+    with pytest.raises(ConfigError, match=r"^log\.sinks: "):
+        check_inputs(checkpoint, now, 3, set())
