@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -55,9 +54,7 @@ def commands(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, 
 
 
 def _description(command: Any) -> list[str]:
-    # \b and \f are marks of the help text: keep the line breaks of a paragraph; end of the text.
-    text = (command.help or "").split("\f")[0].replace("\b\n", "").strip()
-    return [_escape(line) for line in text.splitlines()]
+    return [_escape(line) for line in command.help.splitlines()]
 
 
 def _usage(command: Any) -> Iterator[str]:
@@ -103,8 +100,6 @@ def _value(parameter: Any) -> str:
     if get_origin(kind) is Literal:
         return "|".join(get_args(kind))
     kind = next(iter(get_args(kind)), kind)  # list[str] and str | None: str
-    if issubclass(kind, Enum):
-        return "|".join(str(choice.value) for choice in kind)
     return _PLACEHOLDERS[kind]
 
 
@@ -115,10 +110,7 @@ def _default(parameter: Any) -> str:
         return parameter.show_default
     if parameter.default is True:
         return f"`{parameter.opts[0]}`"
-    default = getattr(parameter.default, "value", parameter.default)
-    if default is None or default is False or default in ([], (), "") or callable(default):
-        return ""
-    return f"`{default}`"
+    return "" if parameter.default is None or parameter.default is False else f"`{parameter.default}`"
 
 
 def _escape(text: str) -> str:
