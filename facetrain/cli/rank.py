@@ -7,17 +7,11 @@ and all ranks receive the plan through their store.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from facetrain import own_parts
 from facetrain.__main__ import run_program
 from facetrain.run.request import TrainRequest
-
-if TYPE_CHECKING:
-    from facetrain.config.schema import Config
-    from facetrain.data.dataset import FaceDataset
-    from facetrain.distributed.world import World
 
 
 def rank_arguments(request: TrainRequest) -> list[str]:
@@ -49,12 +43,10 @@ def main() -> None:
     run_program(run)
 
 
-def _fit_batch(
-    config: Config, world: World, source: FaceDataset, keep_lr: bool
-) -> tuple[Mapping[str, Any], str]:
+def _fit_batch(*asked: Any) -> tuple[dict[str, float], str]:
     from facetrain.plan.fit_batch import fit_batch  # needs 100 MB, for what counts operations
 
-    return fit_batch(config, world, source, keep_lr=keep_lr)
+    return fit_batch(*asked)
 
 
 if __name__ == "__main__":

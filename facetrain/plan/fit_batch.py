@@ -24,7 +24,7 @@ _MULTIPLE = 8
 
 
 def fit_batch(
-    config: Config, world: World, source: FaceDataset, *, keep_lr: bool = False
+    config: Config, world: World, source: FaceDataset, keep_lr: bool = False
 ) -> tuple[dict[str, float], str]:
     """Return the config keys of the batch to use and their values, and a line that says why. Collective.
 

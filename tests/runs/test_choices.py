@@ -181,8 +181,7 @@ def test_a_run_records_the_batch_that_it_has_chosen_and_a_resume_keeps_it(descri
     settings = ["eval.targets=[]", "optim.batch_scaling=sqrt"]
     config, folder = load_config(describe(steps=2), settings), tmp_path / "run"
     for _ in range(2):
-        fit_batch = lambda *given: fitting.fit_batch(*given[:3], keep_lr=given[3])  # noqa: E731
-        asked = {"resume_existing": True, "choose": ("batch",), "fit_batch": fit_batch}
+        asked = {"resume_existing": True, "choose": ("batch",), "fit_batch": fitting.fit_batch}
         assert training.train(config, folder, **asked) == 0
     log = (folder / "log.txt").read_text()
     assert "--batch auto: 24 images per process, 24 per step" in log
