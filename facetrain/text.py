@@ -6,7 +6,7 @@ import math
 import os
 import shlex
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 _OVERRIDES = frozenset(("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"))
 _FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
@@ -89,3 +89,9 @@ def spreadsheet_text(name: str) -> str:
 def without_spreadsheet_mark(text: str) -> str:
     """Return the name from which `spreadsheet_text` has made a text."""
     return text[1:] if text.startswith("'") and text.lstrip("'").startswith(_FORMULA_SIGNS) else text
+
+
+def table_text(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows of cells as lines with aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)

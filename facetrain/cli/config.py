@@ -10,7 +10,7 @@ import typer
 
 from facetrain.cli.options import Set
 from facetrain.errors import UsageError
-from facetrain.text import shell_path
+from facetrain.text import shell_path, table_text
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -43,9 +43,7 @@ def list_() -> None:
             dataset += "*"
         network, processes = config.model.backbone, str(preset.gpus or "any")
         rows.append((preset.name, dataset, network, processes, f"{images:,}", preset.published))
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    for row in rows:
-        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    typer.echo(table_text(rows))
     typer.echo("\n* withdrawn or out of reach, with the nearest dataset that can be had:")
     for dataset, entry in withdrawn.items():
         nearest = nearest_available(entry)

@@ -14,7 +14,7 @@ from facetrain.run.folder.run_files import is_run
 from facetrain.run.folder.run_state import FAILED, FINISHED, RUNNING, STOPPED, RunState, read_state
 from facetrain.run.report.history import History, formatted, trained_loss_of
 from facetrain.telemetry.log import warn
-from facetrain.text import count_text, percent, printable
+from facetrain.text import count_text, percent, printable, table_text
 
 KINDS = {RUNNING: "none", FINISHED: "good", STOPPED: "warn", FAILED: "bad"}
 """State of a run -> kind of its verdict on a page."""
@@ -60,11 +60,7 @@ def list_runs(folder: Path) -> list[ListedRun]:
 
 def format_runs(runs: list[ListedRun]) -> str:
     """Return the runs as a table."""
-    rows = [_HEADER, *map(_row, runs)]
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    return table_text([_HEADER, *map(_row, runs)])
 
 
 def write_runs_page(runs: Sequence[ListedRun], title: str, output: Path) -> None:
