@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +11,7 @@ import typer
 
 from facetrain.cli.model_or_scores import ModelOrScores
 from facetrain.cli.option_groups import option_groups
-from facetrain.cli.options import InferenceOptions, ProtocolOptions, local_file
+from facetrain.cli.options import InferenceOptions, ProtocolOptions
 from facetrain.cli.outputs import (
     echo_line,
     require_distinct,
@@ -21,8 +20,6 @@ from facetrain.cli.outputs import (
     require_writable,
     write_text,
 )
-from facetrain.embeddings.inference import Inference
-from facetrain.errors import UsageError
 from facetrain.remote.address import without_secrets
 
 if TYPE_CHECKING:
@@ -65,123 +62,58 @@ class ResultOptions:
             require_report(self.report)
 
 
-@dataclass(frozen=True)
-class OtherModels:
-    """Models beside the evaluated one, and scores to compare it with."""
-
-    gallery_model: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="MODEL",
-            parser=local_file,
-            help="Model of the enrolled faces: it embeds the galleries, and the second image or template of each pair. "
-            "Default: MODEL embeds both.",
-        ),
-    ] = None
-    against: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="MODEL",
-            parser=local_file,
-            help="Second model, or a file of another system's scores: test the difference to it on the same pairs and "
-            "bootstrap draws.",
-        ),
-    ] = None
-
-
 @option_groups
 def evaluate(
     system: ModelOrScores,
     options: ProtocolOptions,
     results: ResultOptions,
     inference: InferenceOptions,
-    others: OtherModels,
 ) -> None:
     """Verify a model, or the scores of another system.
 
     The ROC curves are exact; the intervals come from a bootstrap over subjects.
     """
     system = system.completed(err=results.only_json)
-    system.check()
-    _require_options_of_system(system, options, inference, others)
+    system.check(options, inference)
     results.check()
-    inputs = (system.given, others.gallery_model, others.against, system.slices, *map(Path, system.targets))
+    inputs = (system.given, system.gallery_model, system.against, system.slices, *map(Path, system.targets))
     require_no_input(inputs, results.json_file, results.csv_file)
-    against = others.against if system.model else None
-    require_existing(system.model, others.gallery_model, against, system.slices)
-    evaluation = _evaluate(system, options, inference, others)
+    against = system.against if system.model else None
+    require_existing(system.model, system.gallery_model, against, system.slices)
+    evaluation = _evaluate(system, options, inference)
     if not evaluation.is_leader:
         return
     # The report comes last: if it fails, the results of a long evaluation are printed and stored before.
     models = {"model": str(system.given)}
-    if others.gallery_model:
-        models["gallery_model"] = str(others.gallery_model)
+    if system.gallery_model:
+        models["gallery_model"] = str(system.gallery_model)
     _print_results(evaluation, models, results)
     if results.report is not None:
-        page = _write_report(evaluation, system, results.report, others)
+        page = _write_report(evaluation, system, results.report)
         if not results.only_json:
             echo_line(f"report: {page}")
 
 
-def _require_options_of_system(
-    system: ModelOrScores, options: ProtocolOptions, inference: InferenceOptions, others: OtherModels
-) -> None:
-    """Refuse options that have no effect on what is evaluated.
-
-    Raises:
-        UsageError: there are such options.
-    """
-    if others.against is not None and not options.bootstrap:
-        raise UsageError(
-            f"--against {others.against}: the difference is tested on bootstrap draws; remove --bootstrap 0"
-        )
-    usual = Inference()
-    of_models = {
-        f"--gallery-model {others.gallery_model}": others.gallery_model is not None,
-        "--no-flip": not options.flip,
-        "--bf16": inference.bf16,
-        f"--device {inference.device}": inference.device != usual.device,
-        f"--batch-size {inference.batch_size}": inference.batch_size != usual.batch_size,
-    }
-    for option, is_given in of_models.items():
-        if is_given and system.model is None:
-            raise UsageError(f"{system.given}: {option} needs a MODEL; scores have no images")
-
-
-def _evaluate(
-    system: ModelOrScores, options: ProtocolOptions, inference: InferenceOptions, others: OtherModels
-) -> ModelResults:
+def _evaluate(system: ModelOrScores, options: ProtocolOptions, inference: InferenceOptions) -> ModelResults:
     from facetrain.cli.progress_bar import progress_bar
     from facetrain.config.paths import eval_dir_of_run
     from facetrain.verify.evaluate import evaluate as evaluate_model
     from facetrain.verify.evaluate import evaluate_scores
 
     if system.model is None:
-        return evaluate_scores(system.given, against=others.against, options=options)
+        return evaluate_scores(system.given, against=system.against, options=options)
     with progress_bar("embedding") as progress:
         return evaluate_model(
             system.given,
             system.targets,
             system.data_dir or eval_dir_of_run(system.model),
-            gallery_model=others.gallery_model,
-            against=others.against,
+            gallery_model=system.gallery_model,
+            against=system.against,
             slices=system.slices,
             options=options,
             inference=inference,
             progress=progress,
         )
-
-
-def _write_report(evaluation: ModelResults, system: ModelOrScores, folder: Path, others: OtherModels) -> Path:
-    from facetrain.verify.output.report import write_report
-    from facetrain.verify.sets.pair_set import PairSet
-
-    files = [target.path for target in evaluation.sets.values() if isinstance(target, PairSet)]
-    if system.model is None:
-        files = [system.given]
-    details = _report_details(evaluation.sets, files, system.data_dir, others)
-    other = str(others.against or "")
-    return write_report(folder, evaluation, model=str(system.given), other=other, details=details)
 
 
 def _print_results(evaluation: ModelResults, models: dict[str, str], results: ResultOptions) -> None:
@@ -207,10 +139,8 @@ def _print_results(evaluation: ModelResults, models: dict[str, str], results: Re
         echo_line(line)
 
 
-def _report_details(
-    sets: Iterable[str], files: Iterable[Path | None], data_dir: Path | None, others: OtherModels
-) -> dict[str, str]:
-    """Return date, versions, sets, digests of their files, and command of an evaluation, for its report."""
+def _write_report(evaluation: ModelResults, system: ModelOrScores, folder: Path) -> Path:
+    """Write the report, with date, versions, sets, digests of their files, and command of the evaluation."""
     import platform
     import shlex
     import sys
@@ -220,15 +150,21 @@ def _report_details(
 
     from facetrain import __version__
     from facetrain.files import sha256_of
+    from facetrain.verify.output.report import write_report
+    from facetrain.verify.sets.pair_set import PairSet
 
-    models = {"gallery model": others.gallery_model, "compared with": others.against}
+    of_pairs = (target.path for target in evaluation.sets.values() if isinstance(target, PairSet))
+    files = of_pairs if system.model else (system.given,)
+    models = {"gallery model": system.gallery_model, "compared with": system.against}
     digests = {path.name: sha256_of(path) for path in files if path is not None and path.is_file()}
-    return {
+    details = {
         "date": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         "versions": f"facetrain {__version__}, torch {torch.__version__}, Python {platform.python_version()}",
-        "sets": ", ".join(sets) + (f" in {data_dir}" if data_dir else ""),
+        "sets": ", ".join(evaluation.sets) + (f" in {system.data_dir}" if system.data_dir else ""),
         "digests": ", ".join(f"{name} sha256:{digest}" for name, digest in digests.items())
         or "none: folders",
         **{role: str(path) for role, path in models.items() if path is not None},
         "command": shlex.join(["facetrain", *map(without_secrets, sys.argv[1:])]),
     }
+    other = str(system.against or "")
+    return write_report(folder, evaluation, model=str(system.given), other=other, details=details)

@@ -1,4 +1,4 @@
-"""Options of `facetrain eval` that select what it evaluates: a model, or the scores of another system."""
+"""Options of `facetrain eval` that select what it evaluates and compares: models, or scores of other systems."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from facetrain.cli.options import (
     local_set,
 )
 from facetrain.cli.outputs import echo_line, require_existing
+from facetrain.embeddings.inference import Inference
 from facetrain.errors import UsageError
+from facetrain.verify.protocol_options import EvaluationOptions
 
 
 @dataclass(frozen=True)
 class ModelOrScores:
-    """The evaluated system, and the sets or pairs that it is evaluated on."""
+    """The evaluated system, the sets or pairs that it is evaluated on, and the models beside it."""
 
     model: Annotated[
         Path | None,
@@ -58,6 +60,24 @@ class ModelOrScores:
             "rates for each value of each column.",
         ),
     ] = None
+    gallery_model: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="MODEL",
+            parser=local_file,
+            help="Model of the enrolled faces: it embeds the galleries, and the second image or template of each pair. "
+            "Default: MODEL embeds both.",
+        ),
+    ] = None
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="MODEL",
+            parser=local_file,
+            help="Second model, or a file of another system's scores: test the difference to it on the same pairs and "
+            "bootstrap draws.",
+        ),
+    ] = None
 
     @property
     def targets(self) -> list[str]:
@@ -91,16 +111,20 @@ class ModelOrScores:
         echo_line(f"{model}: its own verification sets: {', '.join(targets) or 'none'}", err=err)
         return replace(self, model=model, target=targets)
 
-    def check(self) -> None:
-        """Check that exactly one system is given, with the options that fit it.
+    def check(self, options: EvaluationOptions, inference: Inference) -> None:
+        """Check that exactly one system is given, with options that have an effect on it.
 
         Raises:
-            UsageError: not exactly one is given, or --target or --slices does not fit it.
+            UsageError: not exactly one is given, or there are other options.
         """
         if (self.model is None) == (self.scores is None):
             raise UsageError("give one of MODEL and --scores: the system to evaluate")
         if self.model is not None and not self.targets:
             raise UsageError(f"{self.model}: give the evaluation set with --target")
+        if self.against is not None and not options.bootstrap:
+            raise UsageError(
+                f"--against {self.against}: the difference is tested on bootstrap draws; remove --bootstrap 0"
+            )
         if self.model is not None:
             return
         if self.targets:
@@ -108,10 +132,20 @@ class ModelOrScores:
                 f"{self.given}: --target {self.targets[0]} needs a MODEL; to compare one with these scores: facetrain "
                 f"eval MODEL --target {self.targets[0]} --against {self.given}"
             )
-        if self.data_dir is not None:
-            raise UsageError(f"{self.given}: --data-dir {self.data_dir} needs a MODEL; scores have no images")
         if self.slices:
             raise UsageError(
                 f"{self.given}: --slices {self.slices} needs a MODEL; add its columns to {self.given}:"
                 " unknown columns become slices"
             )
+        usual = Inference()
+        of_models = {
+            f"--data-dir {self.data_dir}": self.data_dir is not None,
+            f"--gallery-model {self.gallery_model}": self.gallery_model is not None,
+            "--no-flip": not options.flip,
+            "--bf16": inference.bf16,
+            f"--device {inference.device}": inference.device != usual.device,
+            f"--batch-size {inference.batch_size}": inference.batch_size != usual.batch_size,
+        }
+        for option, is_given in of_models.items():
+            if is_given:
+                raise UsageError(f"{self.given}: {option} needs a MODEL; scores have no images")
