@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import tempfile
 from collections.abc import Callable
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +47,10 @@ def _take_steps(config: Config, identities: int, source: FaceDataset, steps: int
     ):
         run = build_run(config, world, identities, Path(scratch), source)
         batches = repeated_batch(run, identities)
-        run.take_steps(islice(batches, 1))
+        run.take_steps(batches, 1)
         if world.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(world.device)
-        run.take_steps(islice(batches, steps))
+        run.take_steps(batches, steps)
         synchronize(world.device)
         return peak_gib(world.device)
 

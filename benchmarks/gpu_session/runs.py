@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -71,11 +70,11 @@ def check_waits(config: dict[str, Any], device: str, identities: int, failures: 
     ):
         run = build_run(described, world, identities, Path(scratch), source)
         batches = repeated_batch(run, identities)
-        run.take_steps(islice(batches, _WARM_UP_STEPS))
+        run.take_steps(batches, _WARM_UP_STEPS)
         try:
             if device == "cuda":
                 torch.cuda.set_sync_debug_mode("error")
-            run.take_steps(islice(batches, 1))
+            run.take_steps(batches, 1)
         except RuntimeError as error:
             failures.append(f"the host waits for the GPU: {error}")
         finally:

@@ -70,19 +70,9 @@ class BenchedRun:
         """Rank, world size and device of this process."""
         return self.state.world
 
-    @property
-    def local_batch_size(self) -> int:
-        """Images per rank and micro-batch."""
-        return self.schedule.local_batch_size
-
-    @property
-    def global_batch_size(self) -> int:
-        """Images per step of all ranks."""
-        return self.schedule.global_batch_size
-
-    def take_steps(self, batches: Batches) -> None:
-        """Take one step with each batch."""
-        for batch in batches:
+    def take_steps(self, batches: Batches, steps: int) -> None:
+        """Take steps, each with the next batch."""
+        for batch in islice(batches, steps):
             self.step(self.state, batch)
             self.state.step += 1
 
@@ -113,10 +103,10 @@ def measure_training(
             inputs = open_inputs(run, num_classes, loader)
             machine = measure_peak(config.train.precision, world.device)
             speed_of = partial(_images_per_second, world.device, turns.steps)
-            images = run.local_batch_size * world.size
+            images = run.schedule.local_batch_size * world.size
 
             def speed_on(open_input: Callable[[], Batches]) -> float:
-                return speed_of(run.global_batch_size, partial(_take_some, run, open_input()))
+                return speed_of(run.schedule.global_batch_size, partial(run.take_steps, open_input()))
 
             variants = {name: partial(speed_of, images, steps) for name, steps in built.items()} | {
                 name: partial(speed_on, open_input) for name, open_input in inputs.items()
@@ -181,7 +171,7 @@ def _speed_of_stage(run: BenchedRun, stage: Stage, num_classes: int, begin_step:
     def take_steps(steps: int) -> None:
         for _ in range(steps):
             begin_step()
-            _take_some(staged, batches, 1)
+            staged.take_steps(batches, 1)
 
     return _images_per_second(run.world.device, Turns.steps, stage.global_batch_size, take_steps)
 
@@ -225,7 +215,7 @@ def open_inputs(run: BenchedRun, num_classes: int, loader: StagedLoader) -> dict
 
 def repeated_batch(run: BenchedRun, num_classes: int) -> Batches:
     """Yield the same random images and labels again and again."""
-    side, count = run.config.data.image_size, run.local_batch_size
+    side, count = run.config.data.image_size, run.schedule.local_batch_size
     # Other images on each rank, as in a run.
     generator = torch.Generator().manual_seed(run.world.rank)
     image = torch.randint(256, (count, side, side, 3), dtype=torch.uint8, generator=generator)
@@ -236,10 +226,6 @@ def repeated_batch(run: BenchedRun, num_classes: int) -> Batches:
     batch = Batch(0, 0, image.to(device), label.to(device), numbers, label, numbers)
     while True:
         yield (batch,) * run.config.optim.accumulate
-
-
-def _take_some(run: BenchedRun, batches: Batches, steps: int) -> None:
-    run.take_steps(islice(batches, steps))
 
 
 def _images_per_second(
@@ -270,7 +256,7 @@ def _profile(run: BenchedRun, batches: Batches, scratch: Path) -> Profile:
     with StepProfiler(trace, run.world.device, profiles.append, warm_up=_WARM_UP_STEPS) as profiler:
         for batch in some:
             profiler.begin_step()
-            run.take_steps(iter([batch]))
+            run.take_steps(iter([batch]), 1)
     return profiles[0]
 
 
@@ -281,7 +267,7 @@ def _report(
     rates: dict[str, list[float]],
     profiles: dict[str, Profile],
 ) -> dict[str, Any]:
-    config, world, batch = run.config, run.world, run.local_batch_size
+    config, world, batch = run.config, run.world, run.schedule.local_batch_size
     # Three products of an embedding with each class of a step: the logits and two gradients. A multiply-add is two.
     classes = sum(
         part.share * classes_in_step(part, batch * world.size) for part in head_parts(run.state.head)

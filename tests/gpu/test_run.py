@@ -109,15 +109,14 @@ def test_the_host_waits_for_the_device_in_no_step(describe, dataset, tmp_path, o
     source = open_dataset(dataset / "data")
     with join(DEVICE) as world:
         training = build_run(config, world, source.num_classes, tmp_path, source)
-        training.take_steps(
-            islice(repeated_batch(training, source.num_classes), 2)
-        )  # kernels are built, averages begin
+        # Kernels are built, averages begin.
+        training.take_steps(repeated_batch(training, source.num_classes), 2)
         schedule = schedule_steps(config, source.num_images, world.size)
         loader = build_loader(config, world, source, schedule, start_step=0)
         try:
             batches = list(islice(loader, 2))
             torch.cuda.set_sync_debug_mode("error")  # a wait raises
-            training.take_steps(iter(batches))
+            training.take_steps(iter(batches), 2)
         finally:
             torch.cuda.set_sync_debug_mode("default")
             loader.close()

@@ -24,7 +24,8 @@ def test_the_batches_that_were_read_ahead_are_in_no_measurement():
 
 def test_a_repeated_batch_has_its_labels_on_the_host_as_one_of_a_loader_has():
     data, optim = SimpleNamespace(image_size=8), SimpleNamespace(accumulate=2)
-    run = SimpleNamespace(config=SimpleNamespace(data=data, optim=optim), local_batch_size=4, world=ONE_RANK)
+    schedule = SimpleNamespace(local_batch_size=4)
+    run = SimpleNamespace(config=SimpleNamespace(data=data, optim=optim), schedule=schedule, world=ONE_RANK)
     for batch in [micro for step in islice(repeated_batch(run, 9), 2) for micro in step]:
         assert batch.host_label_B.device.type == "cpu"
         assert torch.equal(batch.host_label_B, batch.label_B.cpu())

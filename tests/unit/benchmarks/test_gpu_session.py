@@ -254,7 +254,7 @@ def test_the_largest_number_that_fits_is_found_near_the_planned_one():
 
 def test_the_peak_of_memory_is_of_the_steps_after_the_first_one(monkeypatch):
     world, events = SimpleNamespace(device=torch.device("cuda", 0)), []
-    run = SimpleNamespace(take_steps=lambda batches: events.append(len(list(batches))))
+    run = SimpleNamespace(take_steps=lambda batches, steps: events.append(steps))
     monkeypatch.setattr(memory, "join", lambda *_, **__: nullcontext(world))
     monkeypatch.setattr(memory, "build_run", lambda *_: run)
     monkeypatch.setattr(memory, "repeated_batch", lambda *_: iter(range(9)))
