@@ -18,9 +18,10 @@ _waits_since: list[float] = []
 """When the first signal came that waits; empty: none does."""
 
 
-def ignores_hangup() -> bool:
-    """Return whether this process was started to survive the end of its terminal, as by nohup."""
-    return signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+def with_hangup(*numbers: int) -> tuple[int, ...]:
+    """Return signals, with that of the end of the terminal unless this process was started to survive it (nohup)."""
+    survives = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return numbers if survives else (*numbers, signal.SIGHUP)
 
 
 def exit_on_signals(*numbers: int) -> None:
@@ -28,7 +29,7 @@ def exit_on_signals(*numbers: int) -> None:
 
     Their default action ends it at once, without a word, and leaves the temporary folder of an output.
     """
-    for number in (signal.SIGTERM, *numbers, *([] if ignores_hangup() else [signal.SIGHUP])):
+    for number in with_hangup(signal.SIGTERM, *numbers):
         signal.signal(number, exit_on_signal)
 
 

@@ -29,7 +29,7 @@ from facetrain.distributed.topology import Topology
 from facetrain.distributed.watchdog import read_reason
 from facetrain.errors import LaunchError, LostRankError, UsageError
 from facetrain.files import error_reason, require_temporary_folder
-from facetrain.signals import ignores_hangup
+from facetrain.signals import with_hangup
 
 _RUN_ID = "facetrain"
 """Name of the rendezvous. The same for all runs: hosts whose configs differ must meet, to say so."""
@@ -80,8 +80,7 @@ def _handle_signals(log_dir: Path) -> None:
     """Let signals end the wait of the agent from now on, for other hosts or for its ranks."""
     on_signal = partial(_on_signal, log_dir, set())
     # SIGUSR1 announces the end of an allocation under Slurm.
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-    for number in (*numbers, *([] if ignores_hangup() else [signal.SIGHUP])):
+    for number in with_hangup(signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, on_signal)
 
 

@@ -13,9 +13,7 @@ from facetrain.distributed import collectives
 from facetrain.distributed.grace_period import grace_s
 from facetrain.distributed.process_lifetime import exit_interrupted, has_agent
 from facetrain.distributed.watchdog import end_within
-from facetrain.signals import ignores_hangup
-
-_HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+from facetrain.signals import with_hangup
 
 
 class Stopped(Exception):
@@ -42,7 +40,7 @@ class StopRequest:
         self._has_agent = has_agent()
 
     def __enter__(self) -> Self:
-        for number in (*_HANDLED, *([] if ignores_hangup() else [signal.SIGHUP])):
+        for number in with_hangup(signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
             self._before[number] = signal.signal(number, self._record)
         return self
 
