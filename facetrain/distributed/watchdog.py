@@ -65,10 +65,6 @@ class Guard:
         kind = next(kind for cause, kind in kinds.items() if isinstance(error, cause))
         self.say(f"{kind} {error_reason(error) or type(error).__name__}")
 
-    def end_within(self, seconds: float, exit_code: int, reason: str) -> None:
-        """Let the watchdog end this process with an exit code if it still runs after so many seconds."""
-        self.say(f"within {seconds} {exit_code} {reason}")
-
     def dismiss(self) -> None:
         """End the watchdog, unless it waits for the end of this process: the exit may wait for a lost rank."""
         if self._has_failed:
@@ -146,7 +142,7 @@ def end_within(seconds: float, exit_code: int, reason: str) -> None:
     `reason` follows the name of the process in the message. Can be called by a signal handler.
     """
     for guard in _guards:
-        guard.end_within(seconds, exit_code, reason)
+        guard.say(f"within {seconds} {exit_code} {reason}")
 
 
 def read_reason(path: Path, *, printed: bool | None = None) -> str:
