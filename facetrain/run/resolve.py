@@ -98,7 +98,6 @@ def resolve(
         # Of several hosts only: one host has one file.
         weights=digest_weights(here) if ranks.spans_hosts and not checkpoint else {},
         set_keys=asked.set_keys,
-        open_choices=() if checkpoint else request.choose,
         chosen=(*asked.remarks, *map(str, suited), *request.chosen),
     )
     if mirror:

@@ -42,8 +42,6 @@ class RunPlan(BaseModel, frozen=True, ser_json_inf_nan="constants"):
     """Config keys that differ from the checkpoint."""
     set_keys: frozenset[str] = frozenset()
     """Config keys and sections that the command sets."""
-    open_choices: tuple[Literal["batch", "lr"], ...] = ()
-    """What is to be measured before the run can begin, and the request is changed by."""
     chosen: tuple[str, ...] = ()
     """What was chosen and why, a line each."""
 
@@ -51,6 +49,11 @@ class RunPlan(BaseModel, frozen=True, ser_json_inf_nan="constants"):
     def resumes(self) -> bool:
         """Whether the run continues from a checkpoint."""
         return self.step is not None
+
+    @property
+    def open_choices(self) -> tuple[Literal["batch", "lr"], ...]:
+        """What is to be measured before the run can begin, and the request is changed by."""
+        return () if self.resumes else self.request.choose
 
     @property
     def goes_back(self) -> bool:
