@@ -47,8 +47,6 @@ class Run:
     step: TrainStep
     callbacks: Callbacks
     stop_request: StopRequest
-    first_step: int
-    """Step at which this command begins."""
 
     @property
     def state(self) -> TrainState:
@@ -63,7 +61,7 @@ class Run:
 
 def open_run(parts: Parts, page: LiveReport | None) -> Run:
     """Open what the parts of a run need to train. The leader keeps `page` up to date. Collective."""
-    config, state, schedule, first_step = parts.config, parts.state, parts.schedule, parts.state.step
+    config, state, schedule = parts.config, parts.state, parts.schedule
     outputs, stop_request = RunOutputs(), StopRequest()
     with ExitStack() as opened:  # closed here only if the rest fails
         if parts.is_leader:
@@ -73,7 +71,7 @@ def open_run(parts: Parts, page: LiveReport | None) -> Run:
             opened.callback(outputs.close)
             report_start(parts, outputs)
         # The loader first: its processes read the first images while the rest is built and the network is verified.
-        loader = build_loader(config, parts.world, parts.data.source, schedule, start_step=first_step)
+        loader = build_loader(config, parts.world, parts.data.source, schedule, start_step=state.step)
         opened.callback(loader.close)
         step = TrainStep(
             parts.network,
@@ -99,7 +97,7 @@ def open_run(parts: Parts, page: LiveReport | None) -> Run:
             _profiler(parts, outputs) if parts.plan.request.profile else None,
             page,
         )
-        run = Run(parts, outputs, loader, step, callbacks, stop_request, first_step)
+        run = Run(parts, outputs, loader, step, callbacks, stop_request)
         opened.pop_all()
     return run
 

@@ -132,7 +132,7 @@ def _train_to_end(run: Run) -> None:
             fit(run.state, run.loader, run.step, callbacks, parts.config, total_steps=last)
         # The last checkpoint is the run's result, or what a resume continues from: it must not fail in silence.
         callbacks.checkpointing.finish()
-        if callbacks.stopping.signal or (parts.has_ended and run.state.step > run.first_step):
+        if callbacks.stopping.signal or (parts.has_ended and run.state.step > (parts.plan.step or 0)):
             callbacks.checkpointing.require_saved(run.state)
     except (CheckpointError, DivergedError, SkippedError) as error:
         # Of all ranks. Another one may be of this rank alone, such as that of an augmentation which only it has drawn.
