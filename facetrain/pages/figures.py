@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
@@ -18,6 +18,19 @@ _SVG_STYLE = re.compile(r'<style type="text/css">.*?</style>', re.S)
 _STYLE_ATTRIBUTE = re.compile(r' style="([^"]*)"')
 _COLORS = {"#000000": "currentColor", "#ffffff": "none"}
 """matplotlib's colors of text and background -> those of the page, which is dark for some readers."""
+
+
+def new_figure(width: float, height: float) -> tuple[Figure, Any]:
+    """Return a figure of a size in inches, and its axes."""
+    # Figure, not pyplot.figure: pyplot keeps every figure in memory until it is closed, and may need a display.
+    from matplotlib.figure import Figure
+
+    # Constrained, so that a legend beside the curves takes room from the axes and covers no points.
+    figure = Figure(figsize=(width, height), dpi=120, layout="constrained")
+    axes = figure.subplots()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
+    return figure, axes
 
 
 def svg(figure: Figure, salt: str) -> Markup:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from facetrain.pages.figures import curve_label, show_as_text
+from facetrain.pages.figures import curve_label, new_figure, show_as_text
 from facetrain.run.lr_range_test import RangeTest
 from facetrain.run.report.history import History
 from facetrain.run.report.published_curve import PublishedCurve
@@ -58,7 +58,7 @@ def draw_curve(
     """
     from matplotlib.ticker import MaxNLocator
 
-    figure, axes = _empty_figure(width)
+    figure, axes = new_figure(width, _HEIGHT)
     axes.set(xlabel="step", ylabel=_LABELS[panel])
     axes.xaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
     if panel == _ACCURACY and len(runs) == 1:
@@ -76,22 +76,11 @@ def draw_curve(
 
 def draw_range_test(test: RangeTest) -> Figure:
     """Return a figure of the loss over the learning rate, with a line at the chosen rate."""
-    figure, axes = _empty_figure(WIDTH)
+    figure, axes = new_figure(WIDTH, _HEIGHT)
     axes.semilogx(test.rates[: len(test.losses)], test.losses, color=_COLOR)
     axes.axvline(test.lr, color="#c8553d")
     axes.set(xlabel="learning rate", ylabel="loss")
     return figure
-
-
-def _empty_figure(width: float) -> tuple[Figure, Any]:
-    from matplotlib.figure import Figure
-
-    # Constrained, so that a legend beside the curves takes room from the axes and covers no points.
-    figure = Figure(figsize=(width, _HEIGHT), dpi=120, layout="constrained")
-    axes = figure.subplots()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
-    return figure, axes
 
 
 def _colors(count: int) -> list[Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from facetrain.pages.figures import curve_label, show_as_text
+from facetrain.pages.figures import curve_label, new_figure, show_as_text
 from facetrain.verify.metrics.discard import LARGEST_SHARE
 from facetrain.verify.metrics.result import Result, thin_curve
 
@@ -27,8 +27,6 @@ def result_figures(
 
     The curves also show the result of an `other` model on the same set; `names` are those of the two models.
     """
-    from matplotlib.figure import Figure
-
     drawers: dict[str, tuple[object, Callable[[Any, Result, Result | None, tuple[str, str]], None]]] = {
         "roc": (result.curves, _draw_roc),
         "det": (result.curves, _draw_det),
@@ -39,11 +37,7 @@ def result_figures(
     for name, (data, draw) in drawers.items():
         if not data:
             continue
-        # Figure, not pyplot.figure: pyplot keeps every figure in memory until it is closed, and may need a display.
-        figures[name] = Figure(figsize=(5, 3.6), dpi=120, layout="constrained")
-        axes = figures[name].subplots()
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25)
+        figures[name], axes = new_figure(5, 3.6)
         draw(axes, result, other, names)
         labels = axes.get_legend_handles_labels()[1]
         if labels:
