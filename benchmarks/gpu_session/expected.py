@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from facetrain.config.loading import build_config
+from facetrain.config.loading import build_config, override_values
 from facetrain.config.schema import Config
 from facetrain.plan.forecast import forecast, head_load
 from facetrain.plan.head_memory import head_memory
@@ -13,10 +13,8 @@ from facetrain.plan.head_memory import head_memory
 def run_config(keys: dict[str, Any], device: str) -> Config:
     """Return the config of a run without verification; `keys` are keys such as `train.precision` and their values."""
     values: dict[str, Any] = {"data": {"train": "generated"}, "eval": {"targets": []}}
-    for key, value in ({"train.device": device, "train.precision": "bf16"} | keys).items():
-        section, name = key.split(".")
-        values.setdefault(section, {})[name] = value
-    return build_config(values, "GPU session")
+    keys = {"train.device": device, "train.precision": "bf16"} | keys
+    return build_config(override_values(values, keys), "GPU session")
 
 
 def expected_head(config: Config, num_classes: int) -> int:

@@ -94,13 +94,12 @@ class Sizes:
     stopped_after: int = 60
     loader_seconds: float = 5.0
 
-    def config(self, backbone: str, batch: int, **changes: Any) -> dict[str, Any]:
+    def config(self, backbone: str, batch: int) -> dict[str, Any]:
         """Return keys of a config and their values."""
-        keys = {
+        return {
             "model.backbone": backbone, "train.batch_size": batch, "train.precision": self.precision,
             "data.image_size": self.image_size,
         }  # fmt: skip
-        return keys | {name.replace("__", "."): value for name, value in changes.items()}
 
     @property
     def turns(self) -> dict[str, int]:
@@ -216,12 +215,10 @@ def _others(sizes: Sizes) -> Iterator[Job]:
         for variants in sizes.more_executions:
             yield _backbone(sizes, name, batch, variants)
     batch = (sizes.batch, *sizes.more_batches)[-1]
-    changes: tuple[dict[str, Any], ...] = ({}, {"model__checkpoint_activations": True})
+    changes: tuple[dict[str, Any], ...] = ({}, {"model.checkpoint_activations": True})
     for backbone, change in product((sizes.first_backbone, sizes.second_backbone), changes):
-        label = " ".join(f"{key}={value}" for key, value in change.items()).replace("__", ".") or "defaults"
-        options = {
-            "config": sizes.config(backbone, batch, **change), "identities": sizes.step_identities[0]
-        }  # fmt: skip
+        label = " ".join(f"{key}={value}" for key, value in change.items()) or "defaults"
+        options = {"config": sizes.config(backbone, batch) | change, "identities": sizes.step_identities[0]}
         yield Job(f"memory {backbone} {label}", "memory", 60, options)
     yield Job("loader", "loader", 60, {"batch": max(batch, 32), "seconds": sizes.loader_seconds})
     yield Job("limit identities", "limit", 160, {"config": sizes.config(sizes.first_backbone, batch)})
