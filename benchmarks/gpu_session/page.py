@@ -32,7 +32,7 @@ def write_page(state: dict[str, Any], jobs: Sequence[Job]) -> str:
             lines += [
                 f"- {job.name}: {records[job.name]['status']}",
                 "",
-                *_indented(records[job.name]["error"]),
+                *(f"      {line}" for line in records[job.name]["error"]),
                 "",
             ]
     return "\n".join(lines).rstrip() + "\n"
@@ -60,7 +60,3 @@ def _formatted(value: object) -> str:
     if isinstance(value, float) and abs(value) < 1000:
         return f"{value:.4g}"
     return f"{value:,.0f}" if _is_number(value) else str(value)
-
-
-def _indented(text: str | list[str]) -> list[str]:
-    return [f"      {line}" for line in ([text] if isinstance(text, str) else text)]

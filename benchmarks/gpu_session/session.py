@@ -73,7 +73,7 @@ class Session:
         if attempts > _MOST_ATTEMPTS:
             record |= {
                 "status": "failed",
-                "error": f"the session ended during this job {_MOST_ATTEMPTS} times",
+                "error": [f"the session ended during this job {_MOST_ATTEMPTS} times"],
             }
         else:
             # Written first: if this job takes the machine down, the next slice knows.

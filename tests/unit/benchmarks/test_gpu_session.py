@@ -101,7 +101,7 @@ def test_a_job_during_which_the_session_dies_is_tried_twice(tmp_path, monkeypatc
     session = Session(tmp_path / "s.json", all_jobs)
     session.run_slice(540, dies, lambda line: None)
     assert ran == ["good"] and not session.unfinished()
-    assert "ended during this job 2 times" in session.state["jobs"]["fatal"]["error"]
+    assert "ended during this job 2 times" in session.state["jobs"]["fatal"]["error"][0]
 
 
 def record_of(job, limit, checkout, *lines):
