@@ -8,8 +8,14 @@ import sys
 from typing import Any
 
 import numpy as np
+import torch
 
 from benchmarks.gpu_session.rows import Rows, row
+from facetrain.head.dense import dense_loss
+from facetrain.head.partial_fc import PartialFC
+from facetrain.head.row_optimizer import CenterUpdate
+from facetrain.training.kernel_self_test import KernelWork
+from facetrain.training.kernel_verdicts import agree_on_kernels
 
 _LINES_OF_ERRORS = 30
 _ROUNDING = 5e-2
@@ -18,11 +24,6 @@ _ROUNDING = 5e-2
 
 def self_test(device: str, embeddings: int, embedding_size: int, chunk: int, failures: list[str]) -> Rows:
     """Yield the verdict of the self-test with which a run decides whether it uses the kernels."""
-    import torch
-
-    from facetrain.training.kernel_self_test import KernelWork
-    from facetrain.training.kernel_verdicts import agree_on_kernels
-
     reason = agree_on_kernels(torch.device(device), KernelWork(embedding_size, embeddings, chunk))
     yield row("head", "verdict", reason or "usable")
     if reason:
@@ -36,12 +37,6 @@ def compare_head(
 
     Relative to the largest value: of the loss, of the gradient of the embeddings, and of the change of the centers.
     """
-    import torch
-
-    from facetrain.head.dense import dense_loss
-    from facetrain.head.partial_fc import PartialFC
-    from facetrain.head.row_optimizer import CenterUpdate
-
     margin, scale, lr = 0.4, 64.0, 1.0
     head = PartialFC(
         "cosface", embedding_size, classes, fp16=True, device=device,
