@@ -97,18 +97,16 @@ def calibrate(
 
 
 def _print(path: Path | None, model: Path, thresholds: Sequence[Threshold]) -> None:
-    from facetrain.verify.metrics.bootstrap import FEW_SUBJECTS
     from facetrain.verify.metrics.roc import few_errors
+    from facetrain.verify.output.formatting import format_few_subjects
 
     first = thresholds[0]
     measured = f"{first.impostors:,} impostor pairs of {count_text(first.subjects, 'person', 'people')} in {first.data}"
     place = "" if path else ", not stored: MXNet files have no place for them"
     echo_line(f"{path or model}: thresholds from {measured}{place}")
     echo_line("  for the sum of the embeddings of an image and of its mirror image")
-    if first.subjects < FEW_SUBJECTS:
-        echo_line(
-            f"  warning: intervals rest on {first.subjects} subjects; below {FEW_SUBJECTS} they can be too narrow"
-        )
+    if warning := format_few_subjects(first.subjects):
+        echo_line(f"  {warning}")
     for each in thresholds:
         low, high = each.fmr_interval
         line = f"  FMR {each.fmr:g}  cosine >= {each.cosine:.4f}  FMR of other people [{low:.2g}, {high:.2g}]"

@@ -138,7 +138,8 @@ def format_counts(result: Result) -> str:
 def format_warnings(result: Result) -> Iterator[str]:
     """Yield a warning of scores that are reversed, and one of few subjects."""
     yield from _format_reversed(result)
-    yield from _format_few_subjects(result)
+    if warning := format_few_subjects(min(map(result.subjects_of, result.replicates), default=FEW_SUBJECTS)):
+        yield warning
 
 
 def _format_reversed(result: Result) -> Iterator[str]:
@@ -150,16 +151,16 @@ def _format_reversed(result: Result) -> Iterator[str]:
         )
 
 
-def _format_few_subjects(result: Result) -> Iterator[str]:
-    """Yield a warning of intervals that rest on few subjects, or are missing for this reason."""
-    subjects = min(map(result.subjects_of, result.replicates), default=FEW_SUBJECTS)
+def format_few_subjects(subjects: int) -> str:
+    """Return a warning of intervals that rest on few subjects, or are missing for this reason; "" for enough."""
     if subjects < LEAST_SUBJECTS:
-        yield (
+        return (
             f"warning: no interval and no p-value for metrics that rest on {count_text(subjects, 'subject')}; at least "
             f"{LEAST_SUBJECTS} are needed"
         )
-    elif subjects < FEW_SUBJECTS:
-        yield f"warning: intervals rest on {subjects} subjects; below {FEW_SUBJECTS} they can be too narrow"
+    if subjects < FEW_SUBJECTS:
+        return f"warning: intervals rest on {subjects} subjects; below {FEW_SUBJECTS} they can be too narrow"
+    return ""
 
 
 def format_evaluation(evaluation: ModelResults) -> Iterator[str]:
