@@ -59,11 +59,7 @@ def add_slices(
         return
     threshold = result.threshold["accuracy"] if fmr is None else threshold_at(curve, fmr)
     result.threshold["slices"] = threshold
-    mixed = {
-        name: set(columns[name][first != second])
-        for name, (first, second) in sides.items()
-        if name in columns
-    }
+    mixed = {name: set(columns[name][first != second]) for name, (first, second) in sides.items()}
     result.groups, result.group_summaries = slice_groups(pairs, columns, threshold, mixed=mixed, draws=draws)
     for column, groups in sides.items():
         matrix = cross_groups(pairs.score_P, pairs.same_P, groups, threshold, column)
