@@ -156,7 +156,7 @@ class Chunk:
 
 
 class BoundedChunk(Chunk):
-    """The same chunk where exp(z) of each negative is a normal number, see `softmax.is_bounded`.
+    """The same chunk where exp(z) of each negative is a normal number, see `_is_bounded`.
 
     The derivative by a negative's logit is exp(z) / Σ exp z. Both products of the backward pass multiply exp(z) itself,
     and the denominator, a factor per sample, is multiplied in before and after them. So exp(z) can be kept from the
@@ -288,7 +288,8 @@ def fused_chunks_available(device: torch.device, margin: Margin, product_dtype: 
 
 
 def _is_bounded(margin: Margin) -> bool:
-    return softmax.is_bounded(margin.scale, changes_negatives=margin.changes_negatives)
+    """Return whether exp(z) of all negatives is a normal number, as |z| ≤ scale where the margin leaves them alone."""
+    return not margin.changes_negatives and margin.scale <= softmax.LARGEST_SCALE
 
 
 def default_chunk_size(global_batch: int, embedding_size: int, device_type: str) -> int:

@@ -20,11 +20,6 @@ LARGEST_SCALE = 64.0
 """Largest scale for which the base may be 0: e^±64 and a sum of 2³¹ such numbers are normal in float32 and bfloat16."""
 
 
-def is_bounded(scale: float, *, changes_negatives: bool) -> bool:
-    """Return whether exp(z) of all negatives is a normal number, as |z| ≤ scale where the margin leaves them alone."""
-    return not changes_negatives and scale <= LARGEST_SCALE
-
-
 def begin(like_G: Tensor) -> Tensor:
     """Return the statistics (P, G) before the first chunk."""
     return torch.stack([torch.full_like(like_G, -torch.inf), torch.zeros_like(like_G)])

@@ -1,8 +1,8 @@
 """Triton kernels of the logits: cosine product and exponential in one pass, so that no logit is written to memory.
 
 A tile of logits z = s·e·w/|w| is computed on tensor cores with float32 sums. |z| ≤ s, so its exponentials are normal
-numbers, and need no running maximum (`softmax.is_bounded`). They are summed for each sample, or written for the two
-matrix products of the backward pass, which cuBLAS computes, or both.
+numbers, and need no running maximum (`class_chunk.BoundedChunk`). They are summed for each sample, or written for the
+two matrix products of the backward pass, which cuBLAS computes, or both.
 """
 
 # G gathered batch   D embedding   C classes of a chunk   T tiles of the classes   X columns, padded
