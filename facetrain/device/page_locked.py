@@ -12,8 +12,10 @@ from torch import Tensor
 
 
 def to_device(values: np.ndarray | Tensor, device: torch.device) -> Tensor:
-    """Copy an array, or a tensor on the host, to the device; the host does not wait for a GPU."""
+    """Copy an array or a tensor of the host to the device, unless it is there; the host does not wait for a GPU."""
     tensor = torch.as_tensor(values)
+    if tensor.device.type == device.type:
+        return tensor
     # From other memory than page-locked one the host waits for the copy.
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 

@@ -87,8 +87,7 @@ class RowTable:
             # On the device this is a view, so that an update in place needs no copy back.
             return self.data[rows].to(self._device, non_blocking=True, copy=self.copies_slices)
         # Several times faster than indexing on a CPU.
-        selected = torch.index_select(self.data, 0, rows)
-        return to_device(selected, self._device) if self.is_elsewhere else selected
+        return to_device(torch.index_select(self.data, 0, rows), self._device)
 
     def read(self, rows: Rows) -> Tensor:
         """Return rows (S, X) on the device, contiguous and in the table's dtype, which must be on another device."""

@@ -24,12 +24,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from facetrain.device.page_locked import to_device
 from facetrain.head import softmax
 from facetrain.head.class_centers import RowTables
 from facetrain.head.class_shard import row_pieces
 from facetrain.head.margins.base import Margin
 from facetrain.head.row_file import Layout
-from facetrain.head.sampling import Stage, on_device
+from facetrain.head.sampling import Stage
 from facetrain.head.sharded_softmax import ClassSweep, exchange_statistics
 from facetrain.head.target import TargetClass, find_target, target_rows
 
@@ -159,7 +160,7 @@ class ExpectationPass:
         # Samples of other ranks' classes repeat the write of a sample of this rank. Without one, all of them write row
         # 0 as it is. The index has a dimension: for `row_G[some]` with a scalar, the host would wait for its value.
         some = is_local_G.to(torch.uint8).argmax(0, keepdim=True)
-        row_G = on_device(row_G, is_local_G.device)
+        row_G = to_device(row_G, is_local_G.device)
         row_G = torch.where(is_local_G, row_G, row_G.index_select(0, some))
         new_GD = torch.where(is_local_G[:, None], new_GD, new_GD.index_select(0, some))
         sweep.weight.store(row_G, new_GD)

@@ -119,7 +119,7 @@ class ClassSampler:
         The labels are on the host if `reads_labels`, else anywhere.
         """
         if not self.reads_labels:
-            label_G = on_device(label_G, self.device)
+            label_G = to_device(label_G, self.device)
             is_local_G = (label_G >= self._shard.start) & (label_G < self._shard.stop)
             return SampledClasses(
                 self._tables, None, torch.where(is_local_G, label_G - self._shard.start, -1)
@@ -181,8 +181,3 @@ class ClassSampler:
         position = np.where(place < 0, len(drawn) + np.searchsorted(added, local), place)
         position[local < 0] = -1
         return SampledClasses(tables, None, to_device(position, self.device))
-
-
-def on_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor on the device, copied from the host without waiting if it is there."""
-    return tensor if tensor.device.type == device.type else to_device(tensor, device)
