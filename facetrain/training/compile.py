@@ -18,7 +18,7 @@ from facetrain.files import error_reason
 _RECOMPILE_LIMIT = 64
 """Compiled variants of one method. Each combination of shapes and attributes is one; torch allows 8, and an IResNet's
 blocks have exactly that many."""
-_REPLAYED = "reduce-overhead"
+REPLAYED = "reduce-overhead"
 
 
 @contextmanager
@@ -36,30 +36,21 @@ def compiler_settings_kept(mode: str) -> Iterator[None]:
         torch.compiler.config.recompile_limit = before
 
 
-class CompiledRegions:
-    """Regions of a backbone, replaced by compiled code for training.
+def compile_regions(backbone: Backbone, mode: str) -> None:
+    """Replace the regions of a backbone by compiled code for training; with the mode `REPLAYED`, by CUDA graphs of it.
 
     Regions of the same kind and shapes share their code, so a network of a hundred layers compiles as fast as one of
     eighteen. The first step of each region compiles it; a cache on disk keeps the code for the next run. In evaluation
     mode the regions run uncompiled.
     """
+    import torch.compiler.config
 
-    def __init__(self, backbone: Backbone, mode: str) -> None:
-        """Replace the regions' methods. With the mode `reduce-overhead`, a GPU replays them from CUDA graphs."""
-        import torch.compiler.config
-
-        keep_compiled_code()
-        torch.compiler.config.recompile_limit = _RECOMPILE_LIMIT
-        self._is_replayed = mode == _REPLAYED
-        for module, method in backbone.regions():
-            region = _Region(module, getattr(module, method), is_replayed=self._is_replayed)
-            # On the object, not on its class: a second network in the process, such as a teacher, stays as it is.
-            setattr(module, method, region)
-
-    def begin_pass(self) -> None:
-        """Begin the forward pass of a training step: replayed graphs may overwrite the results of the step before."""
-        if self._is_replayed:
-            torch.compiler.cudagraph_mark_step_begin()
+    keep_compiled_code()
+    torch.compiler.config.recompile_limit = _RECOMPILE_LIMIT
+    for module, method in backbone.regions():
+        region = _Region(module, getattr(module, method), is_replayed=mode == REPLAYED)
+        # On the object, not on its class: a second network in the process, such as a teacher, stays as it is.
+        setattr(module, method, region)
 
 
 class _Region:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from facetrain.backbone.base import Backbone
-from facetrain.training.compile import CompiledRegions
+from facetrain.training.compile import REPLAYED, compile_regions
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -68,7 +68,8 @@ class InPrecision(nn.Module):
         self.backbone = backbone
         self.memory_format, self.compile_mode = memory_format, compile
         self._autocast = autocast_for(precision, device)
-        self._regions = None if compile == "off" else CompiledRegions(backbone, compile)
+        if compile != "off":
+            compile_regions(backbone, compile)
 
     def describe_execution(self) -> str:
         """Return how training runs the backbone, in words."""
@@ -82,8 +83,8 @@ class InPrecision(nn.Module):
         """
         # Each layer passes the layout of its input on: here it is chosen for all of them.
         image_BCHW = image_BCHW.contiguous(memory_format=self.memory_format)
-        if self._regions is not None and self.training and torch.is_grad_enabled():
-            self._regions.begin_pass()
+        if self.compile_mode == REPLAYED and self.training and torch.is_grad_enabled():
+            torch.compiler.cudagraph_mark_step_begin()  # the graphs may overwrite the results of the step before
         with self._autocast():
             feature = self.backbone.trunk(image_BCHW, *landmarks, **keys)
         # Outside of autocast, which would round the factors of the last layer again.
