@@ -108,7 +108,7 @@ format: $(READY)  ## format the sources and fix lint errors
 	$(BIN)/ruff check --fix .
 
 lock: $(READY)  ## update requirements.lock from pyproject.toml; versions that still fit are kept
-	VENV=$(VENV) ./scripts/lock
+	./scripts/lock
 
 clean:  ## remove .venv, caches and build outputs; keep runs and datasets
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
