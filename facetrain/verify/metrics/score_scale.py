@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -32,8 +31,8 @@ class ScoreScale:
         """Return the distance from 0 to 4 of each score."""
         return _DISTANCES * ((self.high - score) / (self.high - self.low))
 
-    def score(self, distance: Any) -> Any:
-        """Return the score of a distance, float, or of each of several, float (…)."""
+    def score(self, distance: float) -> float:
+        """Return the score of a distance."""
         return self.high - distance * ((self.high - self.low) / _DISTANCES)
 
 
@@ -52,9 +51,9 @@ class RankScale(ScoreScale):
         """Return the distance from 0 to 4 of each score."""
         return self._distances()[np.searchsorted(self.edge_E, score, side="right") - 1]
 
-    def score(self, distance: Any) -> Any:
-        """Return the score of a distance, float, or of each of several, float (…)."""
-        return np.interp(distance, self._distances()[::-1], self.edge_E[::-1])
+    def score(self, distance: float) -> float:
+        """Return the score of a distance."""
+        return float(np.interp(distance, self._distances()[::-1], self.edge_E[::-1]))
 
     def _distances(self) -> np.ndarray:
         return np.linspace(_DISTANCES, 0, len(self.edge_E))

@@ -128,7 +128,7 @@ def add_fold_accuracy(result: Result, pairs: ScoredPairs, *, draws: Draws) -> No
 
 def _score_threshold(pairs: ScoredPairs, distance: float) -> float:
     """Return the score from which pairs are accepted whose distance is below a limit."""
-    threshold = float(pairs.scale.score(distance))
+    threshold = pairs.scale.score(distance)
     is_accepted_P = pairs.scale.distance(pairs.score_P) < distance
     # The limit itself is rejected there and would be accepted here, and the conversion rounds.
     if (rejected_P := pairs.score_P[~is_accepted_P]).size:
