@@ -101,7 +101,8 @@ def evaluate(
         def evaluate_sets(embedder: ImageEmbedder, gallery: ImageEmbedder | None = None) -> dict[str, Result]:
             results: dict[str, Result] = {}
             for name, target in sets.items():
-                results |= evaluate_set(target, embedder, options, tables.get(name), gallery=gallery)
+                table = tables.get(name, NO_SLICES)
+                results |= evaluate_set(target, embedder, options, table, gallery=gallery)
             return results
 
         def precision_of(opened: EmbeddingModel) -> str:

@@ -30,7 +30,7 @@ def verification_result(
     mirrored_ND: np.ndarray,
     pairs: PairSet,
     *,
-    table: SliceTable | None = None,
+    table: SliceTable = NO_SLICES,
     slice_fmr: float | None = None,
     draws: Draws = DRAWS,
 ) -> Result:
@@ -72,7 +72,7 @@ def verification_result(
     length_P = None
     if not are_normalized(plain_ND):
         length_P = embedding_lengths(sum_ND).reshape(-1, 2).min(1)
-    add_slices_of_table(result, scored, table or NO_SLICES, length_P, fmr=slice_fmr, draws=draws)
+    add_slices_of_table(result, scored, table, length_P, fmr=slice_fmr, draws=draws)
     return result
 
 

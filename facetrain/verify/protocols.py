@@ -23,7 +23,7 @@ from facetrain.verify.sets.ijb import IjbSet, TemplateSubjects
 from facetrain.verify.sets.open_sets import AnySet
 from facetrain.verify.sets.pair_set import PairSet
 from facetrain.verify.sets.search_sets import SearchSet
-from facetrain.verify.sets.slice_table import SliceTable
+from facetrain.verify.sets.slice_table import NO_SLICES, SliceTable
 from facetrain.verify.sets.subjects import connected_subjects
 
 
@@ -31,7 +31,7 @@ def evaluate_set(
     target: AnySet,
     embedder: ImageEmbedder,
     options: EvaluationOptions,
-    table: SliceTable | None = None,
+    table: SliceTable = NO_SLICES,
     *,
     gallery: ImageEmbedder | None = None,
 ) -> dict[str, Result]:
