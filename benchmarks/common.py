@@ -33,7 +33,7 @@ def run(measure: Callable[..., object]) -> None:
     typer.run(command)
 
 
-def in_turn(
+def seconds_in_turn(
     calls: Mapping[str, Callable[[], object]],
     rounds: int,
     clock: Callable[[], float] = time.perf_counter,

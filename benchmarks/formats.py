@@ -16,7 +16,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from benchmarks.common import in_turn, run
+from benchmarks.common import run, seconds_in_turn
 from facetrain.bench.generated_dataset import open_or_generate
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.formats.image_writers import LabeledImage, write_parquet, write_webdataset
@@ -63,7 +63,7 @@ def measure_formats(
                     _DECODER: partial(_decode, [chosen[n].data for n in batch])
                 }
                 calls |= {name: partial(_read, reader, batch) for name, reader in readers.items()}
-                for name, (seconds,) in in_turn(calls, rounds=1, clock=time.thread_time).items():
+                for name, (seconds,) in seconds_in_turn(calls, rounds=1, clock=time.thread_time).items():
                     spent[name] += seconds
             for name, seconds in spent.items():
                 rounds_of[name].append(seconds / count)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import in_turn, memory_mib, run
+from benchmarks.common import memory_mib, run, seconds_in_turn
 from facetrain.verify.metrics.draws import Draws
 from facetrain.verify.metrics.fold_accuracy import THRESHOLDS, fold_accuracy
 from facetrain.verify.metrics.scored_pairs import ScoredPairs, pair_result
@@ -73,7 +73,7 @@ def _measure_folds(pairs: int, rounds: int) -> dict[str, Any]:
         "facetrain": lambda: fold_accuracy(distance, same),
         "loop": lambda: _looped_fold_accuracy(distance, same),
     }
-    median = {name: statistics.median(seconds) for name, seconds in in_turn(calls, rounds).items()}
+    median = {name: statistics.median(seconds) for name, seconds in seconds_in_turn(calls, rounds).items()}
     return {
         "pairs": pairs,
         "facetrain_ms": 1e3 * median["facetrain"],
