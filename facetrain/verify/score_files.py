@@ -31,7 +31,7 @@ from facetrain.verify.sets.slice_table import QUALITY, SliceTable, pair_values, 
 from facetrain.verify.sets.subjects import connected_subjects
 
 _SUBJECTS = ("subject_1", "subject_2")
-_NO_SLICES = {"genuine", *_SUBJECTS}
+_KNOWN_COLUMNS = {"genuine", *_SUBJECTS}
 """Columns with a meaning, which are no slices."""
 _GENUINE = {"1": True, "true": True, "0": False, "false": False}
 
@@ -119,7 +119,7 @@ def _score_table(table: CsvTable, score_P: np.ndarray) -> ScoreTable:
     scored = ScoredPairs(score_P, same_P, 2 * index_P, 2 * index_P + 1, subject_N, scale_of(score_P, same_P))
     quality = table.take_numbers(QUALITY) if QUALITY in table.columns else None
     columns = slice_columns(
-        path, {name: values for name, values in table.columns.items() if name not in _NO_SLICES}
+        path, {name: values for name, values in table.columns.items() if name not in _KNOWN_COLUMNS}
     )
     names = [name.removesuffix("_1") for name in columns if name.endswith("_1") and name != "_1"]
     names = [name for name in names if f"{name}_2" in columns]
