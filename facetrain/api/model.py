@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -16,7 +16,6 @@ import torch
 
 from facetrain.api.dataset import Dataset, PathLike
 from facetrain.config.paths import eval_dir_of_run
-from facetrain.data.dataset import image_landmarks
 from facetrain.data.formats.image_folder import read_image_file
 from facetrain.data.formats.landmark_file import require_fractions
 from facetrain.distributed.devices import own_gpu, pick_device, require_device
@@ -391,7 +390,7 @@ def _read(
 ) -> tuple[Sequence[EncodedImage], Callable[[], np.ndarray | None]]:
     """Return the images, which are read on access, and what reads their landmarks."""
     if isinstance(images, Dataset):
-        return dataset_images(images._source), partial(image_landmarks, images._source)
+        return dataset_images(images._source), lambda: images._source.landmarks
     if isinstance(images, str | os.PathLike):
         found = read_input(Path(images))
         return found.images, found.landmarks

@@ -4,26 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from facetrain.data.dataset import (
-    DatasetView,
-    FaceDataset,
-    has_identity_names,
-    identity_name,
-    identity_names,
-    image_files,
-    image_places,
-    landmark_reader,
-    photo_landmarks,
-    prefetch_images,
-    skipped_files,
-)
+from facetrain.data.dataset import DatasetView, FaceDataset
 from facetrain.data.formats.labels import MAX_LABEL
 from facetrain.data.skipped_files import SkippedFile
 
@@ -63,6 +49,7 @@ class MixtureDataset(DatasetView):
         self.labels = np.concatenate([dataset.labels.astype(dtype) + first for dataset, first in parts])
         self.num_images = len(self.labels)
         self.num_classes = int(first_label[-1])
+        self.files = [path for dataset in datasets for path in dataset.files]
 
     def prefetch(self, first: int, count: int) -> None:
         """Announce the range to the datasets that it covers."""
@@ -70,25 +57,26 @@ class MixtureDataset(DatasetView):
         while first < end:
             dataset, inner = self._find(first)
             length = min(end - first, dataset.num_images - inner)
-            prefetch_images(dataset, inner, length)
+            dataset.prefetch(inner, length)
             first += length
 
     def identity_name(self, label: int) -> str:
         """Return the identity's name in its dataset; its number in the mixture if its dataset has no names."""
         number = int(np.searchsorted(self._first_label, label, side="right")) - 1
-        if not self._has_names[number]:
+        if not self.datasets[number].has_identity_names:
             return str(label)
-        return identity_name(self.datasets[number], int(label - self._first_label[number]))
+        return self.datasets[number].identity_name(int(label - self._first_label[number]))
 
-    def identity_names(self) -> Iterator[str]:
-        """Yield the names of the identities of all datasets."""
-        return chain.from_iterable(identity_names(dataset) or () for dataset in self.datasets)
+    def identity_names(self) -> Iterator[str] | None:
+        """Return the names of the identities of all datasets; None if one has none."""
+        parts = [names for dataset in self.datasets if (names := dataset.identity_names()) is not None]
+        return chain.from_iterable(parts) if len(parts) == len(self.datasets) else None
 
     def places(self, index: np.ndarray) -> np.ndarray | None:
         """Return the places of images in the files of their datasets, int64 (B, 2); None if a dataset has none."""
         place_B2 = np.empty((len(index), 2), np.int64)
-        for number, (is_inside_B, inner) in enumerate(self._split(index)):
-            inner_B2 = image_places(self.datasets[number], inner)
+        for dataset, (is_inside_B, inner) in zip(self.datasets, self._split(index), strict=True):
+            inner_B2 = dataset.places(inner)
             if inner_B2 is None:
                 return None
             place_B2[is_inside_B] = inner_B2
@@ -96,7 +84,7 @@ class MixtureDataset(DatasetView):
 
     def landmark_reader(self) -> Callable[[np.ndarray], np.ndarray] | None:
         """Return what reads the landmarks of images; None if a dataset has none."""
-        readers = [reader for dataset in self.datasets if (reader := landmark_reader(dataset)) is not None]
+        readers = [reader for dataset in self.datasets if (reader := dataset.landmark_reader()) is not None]
         if len(readers) < len(self.datasets):
             return None
 
@@ -110,8 +98,8 @@ class MixtureDataset(DatasetView):
 
     @property
     def photo_landmarks(self) -> np.ndarray | None:
-        """As `data.dataset.photo_landmarks`, of all images."""
-        parts = [photo_landmarks(dataset) for dataset in self.datasets]
+        """Those of all images."""
+        parts = [dataset.photo_landmarks for dataset in self.datasets]
         if all(part is None for part in parts):
             return None
         missing = (np.full((count, 5, 2), np.nan, np.float32) for count in self.counts)
@@ -120,23 +108,9 @@ class MixtureDataset(DatasetView):
         )
 
     @property
-    def files(self) -> list[Path]:
-        """Files of the datasets."""
-        return [path for dataset in self.datasets for path in image_files(dataset)]
-
-    @property
     def skipped(self) -> list[SkippedFile]:
         """Files that the datasets leave out."""
-        return [file for dataset in self.datasets for file in skipped_files(dataset)]
-
-    @property
-    def has_identity_names(self) -> bool:
-        """Whether the identities of all datasets have names."""
-        return all(self._has_names)
-
-    @cached_property
-    def _has_names(self) -> list[bool]:
-        return [has_identity_names(dataset) for dataset in self.datasets]
+        return [file for dataset in self.datasets for file in dataset.skipped]
 
     def _split(self, index: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield for each dataset which of B images are in it, bool (B,), and their indices there."""

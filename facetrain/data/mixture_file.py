@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from facetrain.data.dataset import FaceDataset, ImageSubset, SubsetDataset, image_files
+from facetrain.data.dataset import FaceDataset, ImageSubset, SubsetDataset
 from facetrain.data.formats.names import MIXTURE_SUFFIXES
 from facetrain.data.identity_counts import drop_small_identities
 from facetrain.data.mixture import DatasetHead, MixtureDataset, images_per_epoch, parts_of
@@ -136,7 +136,7 @@ def first_repeated(datasets: Iterable[FaceDataset]) -> int | None:
     """
     before = list[tuple[set[str], FaceDataset]]()
     for number, dataset in enumerate(datasets):
-        parts = [(set(map(os.path.realpath, image_files(part))), part) for _, part in parts_of(dataset, "")]
+        parts = [(set(map(os.path.realpath, part.files)), part) for _, part in parts_of(dataset, "")]
         if any(
             not files.isdisjoint(others) and np.isin(_identities(part), _identities(other)).any()
             for files, part in parts

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.data.beside_dataset import TRAINING_SET
-from facetrain.data.dataset import FaceDataset, landmark_reader, photo_landmarks
+from facetrain.data.dataset import FaceDataset
 from facetrain.data.formats.base import Format
 from facetrain.data.formats.image_folder import folders_with_images
 from facetrain.data.formats.image_list import open_list
@@ -157,7 +157,7 @@ def require_landmarks(dataset: FaceDataset, name: str, backbone: str) -> None:
         DataError: the dataset, or one of a mixture, has no landmark file; or its numbers are not landmarks.
     """
     for place, part in parts_of(dataset, name):
-        if landmark_reader(part) is None:
+        if part.landmark_reader() is None:
             raise DataError(
                 f"{place} has no landmarks, which backbone {backbone} needs; write them with `facetrain data "
                 "landmarks DATASET --detector yunet`, or train another backbone"
@@ -171,7 +171,7 @@ def require_aligned(dataset: FaceDataset, name: str) -> None:
         DataError: a list, or one of a mixture, has such images.
     """
     for place, part in parts_of(dataset, name):
-        points = photo_landmarks(part)
+        points = part.photo_landmarks
         x_P = np.empty(0) if points is None else points[:, 0, 0][~np.isnan(points[:, 0, 0])]  # of P photos
         if len(x_P):
             detector = "" if np.isfinite(x_P).all() else " --detector yunet"

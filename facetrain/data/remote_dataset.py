@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from facetrain.data.beside_dataset import DESCRIBING_FILES, DESCRIBING_SUFFIXES
-from facetrain.data.dataset import FaceDataset, image_files
+from facetrain.data.dataset import FaceDataset
 from facetrain.data.object_blocks import READ_BY_RANGES, ObjectPath, StoredObject, stored_object
 from facetrain.data.settings import CACHE_BYTES
 from facetrain.distributed.user_environment import user_cache_folder
@@ -120,7 +120,7 @@ def remarks_on_reading(source: FaceDataset, *, cache_bytes: int, shuffle: str) -
 
 
 def _objects(source: FaceDataset) -> list[StoredObject]:
-    found = (stored_object(path) for path in image_files(source))
+    found = (stored_object(path) for path in source.files)
     return [each for each in found if each is not None]
 
 

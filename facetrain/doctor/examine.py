@@ -9,7 +9,7 @@ import numpy as np
 from facetrain.backbone.zoo import takes_landmarks
 from facetrain.config.paths import address_of_set
 from facetrain.config.schema import Config
-from facetrain.data.dataset import FaceDataset, image_landmarks
+from facetrain.data.dataset import FaceDataset
 from facetrain.data.identity_counts import count_images
 from facetrain.data.label_problems import find_label_problem
 from facetrain.data.loading.sampler import epoch_size
@@ -153,7 +153,7 @@ def _check_labels(source: FaceDataset, name: str) -> list[CheckResult]:
 
 def _check_landmarks(source: FaceDataset) -> CheckResult:
     """Count the images without a face, of a dataset that has landmarks."""
-    landmarks_N52 = image_landmarks(source)
+    landmarks_N52 = source.landmarks
     assert landmarks_N52 is not None
     missing = int(np.isnan(landmarks_N52[:, 0, 0]).sum())
     message = f"{source.num_images - missing:,} of {source.num_images:,} images have landmarks"

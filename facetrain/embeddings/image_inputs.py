@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from facetrain.data.dataset import FaceDataset, image_landmarks, original_name
+from facetrain.data.dataset import FaceDataset
 from facetrain.data.formats.bin import read_bin
 from facetrain.data.formats.image_folder import folders_with_images, read_image_file
 from facetrain.data.formats.landmark_file import read_landmarks_beside
@@ -65,7 +65,7 @@ def read_input(input: Path) -> ImageInput:
             dataset_images(source),
             LazySequence(source.num_images, lambda index: _image_name(source, index)),
             np.asarray(source.labels, np.int64),
-            partial(image_landmarks, source),
+            lambda: source.landmarks,
         )
     for name in folders_with_images(input, 1) if files else ():
         _warn_once(
@@ -98,7 +98,7 @@ def _image_name(source: FaceDataset, index: int) -> str:
     """Return the path of a packed image in the dataset that was packed; otherwise the location of the image."""
     name, location = None, source.location(index)
     with contextlib.suppress(DataError):  # the name may be damaged like the image
-        name = original_name(source, index)
+        name = source.name(index)
     return location if name is None or location.endswith("/" + name) else name
 
 

@@ -9,7 +9,7 @@ from itertools import islice
 import numpy as np
 
 from facetrain.data.beside_dataset import SKIPPED_TABLE
-from facetrain.data.dataset import FaceDataset, image_name, photo_landmarks
+from facetrain.data.dataset import FaceDataset
 from facetrain.data.images.copies import different_images
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.loading.sampler import sample_numbers
@@ -55,7 +55,7 @@ def needed_finder(
     require_enough(source.labels, photos)
     for index, image in enumerate(islice(_decoded(source), _EXAMINED)):
         check(image, index, image_size)
-    finding, listed_N52 = check.finding(), photo_landmarks(source)
+    finding, listed_N52 = check.finding(), source.photo_landmarks
     if listed_N52 is not None and np.isinf(listed_N52).any():
         finding = "its images are not aligned (flag 0; aligned ones have 1), and it has no landmarks of them"
     elif listed_N52 is not None and finder is None:
@@ -105,7 +105,7 @@ def split_faces(request: Request, place: Workplace, say: Callable[[str], None], 
     source = selection.source
     different, disputed = different_images(map(source.read, range(source.num_images)), source.labels)
     if len(disputed):
-        names = (image_name(source, number) for number in disputed.tolist())
+        names = (source.image_name(number) for number in disputed.tolist())
         say(
             f"left out {count_text(len(disputed), 'image')} with copies under another person, because it is unknown "
             f"whom they show: {listed(names)}"

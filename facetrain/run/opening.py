@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from facetrain.backbone.low_rank import trained_share
 from facetrain.data.build import read_training_cards
-from facetrain.data.dataset import skipped_files
 from facetrain.data.dataset_card import card_text
 from facetrain.data.skipped_files import skipped_count, skipped_summary, skipped_table
 from facetrain.device.capability import float32_name
@@ -67,7 +66,7 @@ def _report_config_changes(parts: Parts, outputs: RunOutputs) -> None:
 
 def report_skipped_files(parts: Parts, print_message: Callable[[str], None]) -> None:
     """Print the counts of the files of the dataset that are not images of it, and list them in the run folder."""
-    skipped = skipped_files(parts.data.source)
+    skipped = parts.data.source.skipped
     if skipped:
         path = parts.folder / LEFT_OUT_FILE
         write_atomically(path, skipped_table(skipped))

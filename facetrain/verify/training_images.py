@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from facetrain.data.dataset import FaceDataset, image_sizes
+from facetrain.data.dataset import FaceDataset
 from facetrain.data.mixture import parts_of
 from facetrain.data.mixture_file import MixtureFile, is_mixture
 from facetrain.data.open_dataset import open_dataset
@@ -234,5 +234,5 @@ def _find_alike(size_K: np.ndarray, train: FaceDataset) -> Iterator[int]:
 def _size_ranges(train: FaceDataset, end: int) -> Iterator[np.ndarray | None]:
     """Yield the ranges of the sizes of all training images, up to `end` bytes, in chunks (B, 2); None: unknown."""
     for start in range(0, train.num_images, _CHUNK):
-        range_B2 = image_sizes(train, np.arange(start, min(start + _CHUNK, train.num_images)))
+        range_B2 = train.sizes(np.arange(start, min(start + _CHUNK, train.num_images)))
         yield None if range_B2 is None else range_B2.clip(0, end)

@@ -17,7 +17,6 @@ from facetrain.checkpoint.manifest import MANIFEST, read_manifest
 from facetrain.config.arcface_torch import convert
 from facetrain.config.loading import load_config
 from facetrain.data.beside_dataset import CARD_FILE, IDENTITIES_FILE, NAMES_FILE
-from facetrain.data.dataset import identity_name, image_name
 from facetrain.data.dataset_card import read_cards
 from facetrain.data.formats.bin import read_bin
 from facetrain.data.formats.bin_tables import read_subjects
@@ -78,8 +77,8 @@ def _read_dataset(path: Path) -> None:
     remove_catalogs(path if path.is_dir() else path.parent)
     dataset = open_dataset(path)
     for number in range(min(dataset.num_images, 4)):
-        dataset.location(number), image_name(dataset, number)
-        identity_name(dataset, int(dataset.labels[number]))
+        dataset.location(number), dataset.image_name(number)
+        dataset.identity_name(int(dataset.labels[number]))
         dataset.read(number)
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from facetrain.data.dataset import identity_name, original_name
 from facetrain.data.open_dataset import open_dataset
 from tests.support.datasets import images_of, write_records
 from tests.unit.data.tools.helpers import convert
@@ -44,14 +43,14 @@ def test_shards_of_the_webdataset_library_are_read_identically(tmp_path):
     expected = peer("write_webdataset", tmp_path)
     subprocess.run(["gunzip", *tmp_path.glob("*.tar.gz")], check=True)
     dataset = open_dataset(tmp_path)
-    assert digests(dataset) == expected and original_name(dataset, 59) == "set/059.png"
+    assert digests(dataset) == expected and dataset.name(59) == "set/059.png"
     assert len(list(tmp_path.glob("*.tar"))) == 3
 
 
 def test_parquet_that_datasets_wrote_is_read_identically(tmp_path):
     expected = peer("write_hub_parquet", tmp_path)
     dataset = open_dataset(tmp_path)
-    assert digests(dataset) == expected and identity_name(dataset, 3) == "d"
+    assert digests(dataset) == expected and dataset.identity_name(3) == "d"
 
 
 def test_the_webdataset_library_reads_what_we_convert(tmp_path):

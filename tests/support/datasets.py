@@ -76,7 +76,7 @@ def write_tar(path: Path, members: dict[str, bytes]) -> None:
             archive.addfile(info, io.BytesIO(content))
 
 
-class OneBad:
+class OneBad(FaceDataset):
     """A dataset whose image 5 is damaged."""
 
     def __init__(self, dataset):

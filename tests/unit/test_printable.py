@@ -4,9 +4,10 @@ import logging
 
 import pytest
 
-from facetrain.data.dataset import identity_name, original_name
+from facetrain.data.open_dataset import open_dataset
 from facetrain.telemetry.log import log_to, stop_logging, warn
 from facetrain.text import listed, printable
+from tests.support.datasets import encoded_image, write_records, write_tar
 
 ESCAPE = "\x1b[2J\x1b]0;title\x07"
 
@@ -34,16 +35,17 @@ def test_names_of_a_file_are_listed_without_control_characters_and_only_the_firs
     assert listed(map(str, range(1000))).endswith(", 18, 19 and 980 more")
 
 
-def test_names_of_images_and_identities_are_printable_from_every_dataset():
-    class Dataset:
-        num_classes = 1
-
-        def name(self, index):
-            return ESCAPE
-
-        identity_name = name
-
-    assert "\x1b" not in original_name(Dataset(), 0) + identity_name(Dataset(), 0)
+def test_names_of_images_and_identities_are_printable_from_every_dataset(tmp_path):
+    name = f"{ESCAPE}/{ESCAPE}.png"
+    (tmp_path / "photos" / name).parent.mkdir(parents=True)
+    (tmp_path / "photos" / name).write_bytes(encoded_image(0))
+    write_records(tmp_path / "records", [0])
+    (tmp_path / "records" / "names.csv").write_text(f"key,name\n1,{name}\n")
+    (tmp_path / "records" / "identities.csv").write_text(f"identity,name\n0,{ESCAPE}\n")
+    write_tar(tmp_path / "shard.tar", {name: encoded_image(0)})
+    for path in ("photos", "records", "shard.tar"):
+        dataset = open_dataset(tmp_path / path)
+        assert dataset.name(0) == printable(name) and dataset.identity_name(0) == printable(ESCAPE)
 
 
 def test_warnings_and_the_log_are_printable(tmp_path, capsys):

@@ -74,7 +74,6 @@ def pack(
     images: Annotated[Path | None, typer.Option(help="Folder of the paths in a list file.")] = None,
 ) -> None:
     """Write a dataset as train.rec, train.idx and property."""
-    from facetrain.data.dataset import photo_landmarks
     from facetrain.data.label_problems import FEWEST_PEOPLE
     from facetrain.data.open_dataset import open_dataset
     from facetrain.data.tools import pack as tool
@@ -101,7 +100,7 @@ def pack(
             "per person, or the list file of the people with --images FOLDER"
         )
     packed_from = open_dataset(source, root=images)
-    listed = photo_landmarks(packed_from) if finder is None else None
+    listed = packed_from.photo_landmarks if finder is None else None
     if listed is not None:
         echo_line("  the faces were aligned by the landmarks of the list")
     elif finder is None and (photos := describe_photos(packed_from)):

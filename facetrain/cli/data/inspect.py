@@ -83,14 +83,13 @@ def _inspect_pairs(path: Path, sheet: Path | None) -> tuple[dict[str, Any], list
 
 def _inspect_dataset(path: Path, sheet: Path | None) -> tuple[dict[str, Any], list[str]]:
     """Write the sheet of a dataset; return its facts for JSON, and the lines that describe it."""
-    from facetrain.data.dataset import skipped_files
     from facetrain.data.open_dataset import open_dataset
     from facetrain.data.remote_dataset import with_addresses
     from facetrain.data.tools.contact_sheet import write_identities_sheet
     from facetrain.data.tools.inspect import describe_images
 
     source = open_dataset(path)
-    skipped, facts = skipped_files(source), {"folder": with_addresses(str(path)), **describe_images(source)}
+    skipped, facts = source.skipped, {"folder": with_addresses(str(path)), **describe_images(source)}
     if sheet is not None:
         write_identities_sheet(source, sheet)
     lines = _describe(facts, skipped)

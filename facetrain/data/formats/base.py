@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from facetrain.data.column_cache import Columns
+from facetrain.data.dataset import FaceDataset
 from facetrain.data.formats.landmark_file import read_landmarks
 from facetrain.data.images.header import size_fault
 from facetrain.data.positional_file import PositionalFile
@@ -59,7 +60,7 @@ def catalog_path(path: Path) -> Path:
     return path / ".images.catalog" if path.is_dir() else path.with_name(f".{path.name}.catalog")
 
 
-class CatalogDataset:
+class CatalogDataset(FaceDataset):
     """Dataset whose images are at known places in its files.
 
     The columns of the catalog, one number for each image:
@@ -79,9 +80,7 @@ class CatalogDataset:
 
     Attributes:
         path: the file or folder of the dataset.
-        files: files that the images are in.
         columns: the catalog.
-        num_classes: number of identities.
         landmark_file: file with the landmarks of the images, see `landmark_file.py`; None if there is none.
 
     Raises:
@@ -93,6 +92,7 @@ class CatalogDataset:
     def __init__(self, path: Path, files: Sequence[Path], columns: Columns) -> None:
         # Shared: a copy of the 36 bytes per image of a folder in each of 16 reading processes a GPU would fill a host.
         self.path, self.files, self.columns = path, files, columns.in_shared_memory()
+        self.num_images = len(self.labels)
         self.landmark_file: Path | None = None
         if not self.num_images:
             example = "".join(f"; {file.name} is left out: {file.reason}" for file in self.skipped[:1])
@@ -109,12 +109,7 @@ class CatalogDataset:
         }
 
     @property
-    def num_images(self) -> int:
-        """Number of images."""
-        return len(self.labels)
-
-    @property
-    def labels(self) -> np.ndarray:
+    def labels(self) -> np.ndarray:  # type: ignore[override]
         """Identity of every image: int32 (N,), memory-mapped from the cache file."""
         return self.columns.arrays["label"]
 
@@ -223,17 +218,14 @@ class CatalogDataset:
         digest.update(self.columns.arrays["name_size"].data)
         return digest.hexdigest()
 
-    @property
-    def has_identity_names(self) -> bool:
-        """Whether the identities have names."""
-        return next(self._stored_names(), None) is not None
-
     def identity_name(self, label: int) -> str:
         """Return the name of an identity, or its number."""
         return self._identities[label] if 0 <= label < len(self._identities) else str(label)
 
-    def identity_names(self) -> Iterator[str]:
-        """Yield the names of the identities 0, 1, …, without a list of all; the number of one without a name."""
+    def identity_names(self) -> Iterator[str] | None:
+        """Return the names of the identities 0, 1, …; the number of one without a name. None without any."""
+        if next(self._stored_names(), None) is None:
+            return None
         names = self._stored_names()
         return (next(names, str(label)) for label in range(self.num_classes))
 

@@ -62,7 +62,7 @@ class ListDataset(FileDataset):
 
     @property
     def photo_landmarks(self) -> np.ndarray | None:
-        """As `data.dataset.photo_landmarks`."""
+        """Landmarks that the list has."""
         points = self.columns.arrays.get("points")
         return None if points is None else points.reshape(-1, 2, 5).swapaxes(1, 2)
 

@@ -78,7 +78,8 @@ class RecordDataset(CatalogDataset):
         Raises:
             DataError: if names.csv belongs to another file.
         """
-        return None if self._names is None else self._names.image(self._key(index))
+        name = None if self._names is None else self._names.image(self._key(index))
+        return None if name is None else printable(name)
 
     def _place(self, index: int) -> str:
         return self._reader.location(int(self.columns.arrays["offset"][index]), self._key(index))

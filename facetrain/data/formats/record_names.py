@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from facetrain.data.beside_dataset import IDENTITIES_FILE, NAMES_FILE
-from facetrain.data.dataset import FaceDataset, original_name
+from facetrain.data.dataset import FaceDataset
 from facetrain.data.positional_file import PositionalFile
 from facetrain.errors import DataError
 from facetrain.files import error_reason, os_errors_as
@@ -124,10 +124,7 @@ def write_name_tables(
     """
     has_images = _has_names(source, numbers)
     if has_images:
-        rows = (
-            (key, original_name(source, number) or str(number))
-            for key, number in enumerate(numbers.tolist(), 1)
-        )
+        rows = ((key, source.name(number) or str(number)) for key, number in enumerate(numbers.tolist(), 1))
         _write_table(folder / NAMES_FILE, ("key", "name"), rows)
     if has_images or list(identities) != [str(label) for label in range(len(identities))]:
         _write_table(folder / IDENTITIES_FILE, ("identity", "name"), enumerate(identities))
@@ -138,7 +135,7 @@ def _has_names(source: FaceDataset, numbers: np.ndarray) -> bool:
     # In ascending order: some formats decode many neighbors to find one name.
     ascending = np.sort(numbers)
     probed = ascending[np.linspace(0, len(ascending) - 1, _PROBED_IMAGES).astype(np.int64)]
-    return any(original_name(source, number) is not None for number in dict.fromkeys(probed.tolist()))
+    return any(source.name(number) is not None for number in dict.fromkeys(probed.tolist()))
 
 
 def _write_table(path: Path, columns: tuple[str, str], rows: Iterable[tuple[int, str]]) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from facetrain.data.dataset import FaceDataset, landmark_reader, prefetch_images
+from facetrain.data.dataset import FaceDataset
 from facetrain.data.formats.landmark_file import without_gaps
 from facetrain.data.loading.device_prefetch import EXTRA_SLOTS, build_prefetcher
 from facetrain.data.loading.reader import BatchSlots
@@ -110,7 +110,7 @@ class Loader:
         self.wait_s = 0.0
         """Seconds that training has waited for batches."""
         self._dataset, self._sampler, self._settings = dataset, sampler, settings
-        self._read_landmarks = landmark_reader(dataset) if settings.landmarks else None
+        self._read_landmarks = dataset.landmark_reader() if settings.landmarks else None
         self._next_step, self._stop_step = start_step, stop_step
         self._is_first_step = True
         first_A1 = (
@@ -187,7 +187,7 @@ class Loader:
         while len(self._pending) < self.steps_ahead and self._next_step != self._stop_step:
             ranges = self._sampler.ranges_to_prefetch(self._next_step, is_first_step=self._is_first_step)
             for first, count in ranges:
-                prefetch_images(self._dataset, first, count)
+                self._dataset.prefetch(first, count)
             self._is_first_step = False
             sample, repeat = self._sampler.batch_with_repeats(self._next_step, self._rows_N)
             # On the CPU, a batch that the caller still holds is a view of its slot.

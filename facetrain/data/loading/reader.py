@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 import cv2
 import numpy as np
 
-from facetrain.data.dataset import FaceDataset, read_afresh
+from facetrain.data.dataset import FaceDataset
 from facetrain.data.images.decode import NotAnImageError, decode, resize_square
 from facetrain.data.shared_array import SharedArray
 from facetrain.distributed.spawn import GROUP_SIGNALS
@@ -104,9 +104,9 @@ class ImageReader:
         try:
             return decode(self._dataset.read(index))
         except NotAnImageError:
-            if (again := read_afresh(self._dataset, index)) is None:
+            if not self._dataset.forget(index):
                 raise
-            return decode(again)
+            return decode(self._dataset.read(index))
 
     def _load_replacement(self, index: int, skipped: list[str]) -> tuple[np.ndarray, int]:
         """Return the next readable image after a bad one and its index."""

@@ -12,13 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.dataset import (
-    FaceDataset,
-    damaged_image_name,
-    identity_name,
-    image_name,
-    skipped_files,
-)
+from facetrain.data.dataset import FaceDataset
 from facetrain.data.dataset_card import read_cards
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.images.header import flat_blocks_in_zeros
@@ -132,11 +126,11 @@ def check(
         if not keep.any():
             raise DataError(f"{folder}: every image has a fault; there is nothing to write")
         good_N = image_N[keep]
-        skipped = [*skipped_files(source), *_left_out(source, image_N["number"], keep, faults)]
+        skipped = [*source.skipped, *_left_out(source, image_N["number"], keep, faults)]
         copy = Selection(source, cards, good_N["number"], good_N["label"], None, skipped=skipped)
         lost = write_dataset(copy, repair, workers=workers, progress=writing).lost_identities
     identities = len(distinct(image_N["label"]))
-    return CheckReport(decoded, identities, faults, int(keep.sum()), skipped_files(source), lost)
+    return CheckReport(decoded, identities, faults, int(keep.sum()), source.skipped, lost)
 
 
 def _check_image(source: FaceDataset, number: int) -> tuple[int, int, np.uint64] | DataFault:
@@ -179,7 +173,7 @@ def _check_equal_images(
     labels = np.unique(image_N["label"][rows]).tolist()
     if len(labels) > 1:
         keep[rows] = False
-        listed = ", ".join(identity_name(source, label) for label in labels[:_MAX_LISTED_LABELS])
+        listed = ", ".join(source.identity_name(label) for label in labels[:_MAX_LISTED_LABELS])
         yield DataFault(
             "conflicting_labels", f"{first}: {len(rows)} equal images have the identities {listed}"
         )
@@ -196,10 +190,10 @@ def _left_out(
     damaged = np.setdiff1d(np.arange(source.num_images), number_N).tolist()
     messages = [fault.message for fault in faults if fault.kind == "image"]  # in the order of the images
     for number, message in zip(damaged, messages, strict=True):
-        yield SkippedFile(damaged_image_name(source, number), "unreadable", message)
+        yield SkippedFile(source.damaged_image_name(number), "unreadable", message)
     for number in number_N[~keep_N].tolist():
         yield SkippedFile(
-            image_name(source, number), "equal", f"{source.location(number)}: equal to another image"
+            source.image_name(number), "equal", f"{source.location(number)}: equal to another image"
         )
 
 

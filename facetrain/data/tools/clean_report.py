@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from facetrain.data.dataset import FaceDataset, evenly_spread, identity_name, image_name
+from facetrain.data.dataset import FaceDataset, evenly_spread
 from facetrain.data.tools.wrong_labels import CleanReport, WrongLabel
 from facetrain.errors import DataError
 from facetrain.files import error_reason, os_errors_as, parse_json
@@ -44,11 +44,11 @@ def _describe(source: FaceDataset, number: int, one: WrongLabel) -> dict[str, An
         "number": number,
         "apply": True,
         "image": one.image,
-        "name": image_name(source, one.image),
+        "name": source.image_name(one.image),
         "identity": one.identity,
-        "identity_name": identity_name(source, one.identity),
+        "identity_name": source.identity_name(one.identity),
         "target": one.target,
-        "target_name": identity_name(source, one.target) if one.target >= 0 else None,
+        "target_name": source.identity_name(one.target) if one.target >= 0 else None,
         "similarity": round(one.similarity, 4),
     }
 

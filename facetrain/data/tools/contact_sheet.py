@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from markupsafe import Markup
 
-from facetrain.data.dataset import FaceDataset, identity_name, image_name
+from facetrain.data.dataset import FaceDataset
 from facetrain.data.images.decode import decode_rgb, encode_jpeg, encode_png, resize_square
 from facetrain.data.loading.sampler import sample_numbers
 from facetrain.data.tools.wrong_labels import WrongLabel
@@ -88,7 +88,7 @@ def write_wrong_labels_sheet(source: FaceDataset, wrong: Sequence[WrongLabel], o
             first, end = np.searchsorted(sorted_label, [identity, identity + 1])
             shown += [image for image in order[first:end].tolist() if image != one.image][:_SHOWN_MEMBERS]
         other = _identity_title(source, one.target) if one.target >= 0 else "nobody here"
-        title = f"{number}. image {image_name(source, one.image)} of {_identity_title(source, one.identity)}"
+        title = f"{number}. image {source.image_name(one.image)} of {_identity_title(source, one.identity)}"
         rows.append((f"{title} shows {other}, cosine {one.similarity:.3f}", _read(source, shown)))
     _write_rows(rows or [("no wrong labels", [])], output)
 
@@ -118,7 +118,7 @@ def write_encoded_sheet(rows: Sequence[tuple[str, Sequence[bytes]]], output: Pat
 
 
 def _identity_title(source: FaceDataset, identity: int) -> str:
-    name = identity_name(source, identity)
+    name = source.identity_name(identity)
     return f"identity {identity}" + (f" ({name})" if name != str(identity) else "")
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from facetrain.data.dataset import FaceDataset, identity_name, original_name
+from facetrain.data.dataset import FaceDataset
 from facetrain.data.images.header import FORMAT_SUFFIXES, IMAGE_SUFFIXES, read_header
 from facetrain.errors import ImageError
 
@@ -34,7 +34,7 @@ class FileNames:
         self._digits = len(str(source.num_images - 1))
         self._taken = set[str]()
         # Numbers alone are different by themselves: a table of 17 million of them would fill the memory.
-        self._is_named = any(original_name(source, number) is not None for number in range(source.num_images))
+        self._is_named = any(source.name(number) is not None for number in range(source.num_images))
 
     def name(self, number: int, label: int, data: bytes) -> str:
         """Return the name of an image; it ends with a suffix by which readers know an image.
@@ -47,7 +47,7 @@ class FileNames:
         Raises:
             ImageError: the name has no suffix of an image, and the format of the bytes is unknown.
         """
-        original, digits = original_name(self._source, number), f"{number:0{self._digits}d}"
+        original, digits = self._source.name(number), f"{number:0{self._digits}d}"
         stem = _name_inside((original or digits).rpartition("/")[2])
         suffix = Path(stem).suffix
         if suffix.lower() in IMAGE_SUFFIXES:
@@ -92,7 +92,7 @@ def _identity_folders(source: FaceDataset, identities: Sequence[int], *, ignore_
     The numbers have leading zeros if all identities are numbers, so that the order of the names is the order of the
     labels.
     """
-    names = [identity_name(source, identity) for identity in identities]
+    names = [source.identity_name(identity) for identity in identities]
     is_numbered = all(name == str(identity) for name, identity in zip(names, identities, strict=True))
     digits, taken = len(str(source.num_classes - 1)), set[str]()
     # One name alone that is equal to its number may be the real one: folders 0, 1, 10, 2 have the labels 0 to 3.

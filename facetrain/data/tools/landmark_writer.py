@@ -5,13 +5,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.dataset import image_name
-from facetrain.data.formats.base import CatalogDataset
 from facetrain.data.formats.bin import read_bin
 from facetrain.data.formats.landmark_file import landmarks_path, square_landmarks, write_landmarks
 from facetrain.data.formats.set_names import is_bin
@@ -61,8 +58,8 @@ def write_dataset_landmarks(
     else:
         source = open_dataset(data, with_landmarks=False)
         count, read, location_of = source.num_images, source.read, source.location
-        name_of = partial(image_name, source)
-        file_names = source.digest_file_names() if isinstance(source, CatalogDataset) else None
+        name_of = source.image_name
+        file_names = source.digest_file_names()
     require_distinct_names(finder, count, name_of, location_of)
     output = landmarks_path(data)
     if fault := creation_fault(output.parent):  # now, because the search for faces can take hours

@@ -6,19 +6,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.dataset import (
-    FaceDataset,
-    damaged_image_name,
-    image_landmarks,
-    image_name,
-    photo_landmarks,
-    skipped_files,
-)
+from facetrain.data.dataset import FaceDataset
 from facetrain.data.dataset_card import read_cards
 from facetrain.data.formats.image_list import ListDataset
 from facetrain.data.images.decode import decode_rgb, encode_jpeg, is_upright_jpeg, resize_square
@@ -80,8 +72,8 @@ def pack(
     # Now, because the search for faces can take hours.
     require_absent(output)
     cards = read_cards(source_path)
-    require_distinct_names(landmarks, source.num_images, partial(image_name, source), source.location)
-    if landmarks is None and (listed_N52 := photo_landmarks(source)) is not None:
+    require_distinct_names(landmarks, source.num_images, source.image_name, source.location)
+    if landmarks is None and (listed_N52 := source.photo_landmarks) is not None:
         if count := int(np.isinf(listed_N52[:, 0, 0]).sum()):
             raise DataError(
                 f"{source_path}: {count_text(count, 'image is', 'images are')} not aligned (flag 0; aligned ones have "
@@ -89,7 +81,7 @@ def pack(
             )
         require_order(source_path, listed_N52, "`x1 … x5 y1 … y5` of")
     prepared = _PreparedImages(source, image_size, landmarks)
-    skipped = list(skipped_files(source))
+    skipped = list(source.skipped)
     numbers = np.arange(source.num_images)
     if skip_bad:
         numbers, faults = prepared.without_faults(workers, checking)
@@ -120,11 +112,11 @@ class _PreparedImages:
 
     def __init__(self, source: FaceDataset, size: int, find: LandmarkFinder | None) -> None:
         self._source, self._size = source, size
-        known_N52 = photo_landmarks(source) if find is None else None
+        known_N52 = source.photo_landmarks if find is None else None
         if known_N52 is not None:
             find = aligned_face_landmarks  # of the images that the list calls aligned
         self._aligned = AlignedImages(find, source.num_images, size, known_N52) if find else None
-        self.landmarks_N52 = self._aligned.landmarks_N52 if self._aligned else image_landmarks(source)
+        self.landmarks_N52 = self._aligned.landmarks_N52 if self._aligned else source.landmarks
         """Landmarks of the images that have been encoded, as fractions of their sides; None: they have none."""
         self.is_resized_N = np.zeros(source.num_images, bool)
         """The images that have been encoded in another size, without alignment."""
@@ -150,7 +142,7 @@ class _PreparedImages:
         try:
             data, location = self._source.read(number), self._source.location(number)
             if self._aligned is not None:
-                return self._aligned.encoded(number, image_name(self._source, number), data, location)
+                return self._aligned.encoded(number, self._source.image_name(number), data, location)
             image = decode_rgb(data, location=location)
         except UnreadableError as error:
             raise ImageError(f"{error}; leave out such images with --skip-bad") from error
@@ -165,7 +157,7 @@ class _PreparedImages:
             if self._aligned is None:
                 decode_rgb(data, location=location)
             else:
-                self._aligned.decode(number, image_name(self._source, number), data, location)
+                self._aligned.decode(number, self._source.image_name(number), data, location)
         except UnreadableError as error:
-            return skipped_image(damaged_image_name(self._source, number), error)
+            return skipped_image(self._source.damaged_image_name(number), error)
         return None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.dataset import FaceDataset, image_landmarks
+from facetrain.data.dataset import FaceDataset
 from facetrain.data.formats.bin import write_bin
 from facetrain.data.formats.bin_tables import groups_path, subjects_path, write_subjects
 from facetrain.data.formats.landmark_file import landmarks_path, write_landmarks
@@ -107,7 +107,7 @@ def pairs_of_dataset(
 ) -> PairsToWrite:
     """Return pairs of a dataset's images, given by their numbers, with their people and landmarks."""
     numbers = [number for pair in pairs for number in pair]
-    landmarks_N52 = image_landmarks(source)
+    landmarks_N52 = source.landmarks
     return PairsToWrite(
         same,
         lambda row: require_readable(source.read(numbers[row]), source.location(numbers[row])),

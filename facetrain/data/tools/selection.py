@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.counter_rng import key_of
-from facetrain.data.dataset import FaceDataset, image_landmarks, landmark_reader, skipped_files
+from facetrain.data.dataset import FaceDataset
 from facetrain.data.dataset_card import DatasetCard, read_cards
 from facetrain.data.loading.sampler import permute
 from facetrain.data.mixture import MixtureDataset
@@ -102,7 +102,7 @@ def select_merged(folders: Sequence[Path]) -> Selection:
     lacking = [
         str(folder)
         for folder, source in zip(folders, sources, strict=True)
-        if landmark_reader(source) is None
+        if source.landmark_reader() is None
     ]
     return replace(
         _select_all(mixture, folders, _has_no_gap(sources[0])),
@@ -111,7 +111,7 @@ def select_merged(folders: Sequence[Path]) -> Selection:
         skipped=[
             file._replace(name=f"{printable(with_addresses(str(folder)))}/{file.name}")
             for folder, source in zip(folders, sources, strict=True)
-            for file in skipped_files(source)
+            for file in source.skipped
         ],
     )
 
@@ -157,9 +157,7 @@ def select_relabeled(folder: Path, selection: Selection, label_N: np.ndarray) ->
 def _select_all(source: FaceDataset, folders: Sequence[Path], keeps_labels: bool) -> Selection:
     cards = [card for folder in folders for card in read_cards(folder)]
     numbers = np.arange(source.num_images)
-    return Selection(
-        source, cards, numbers, source.labels, image_landmarks(source), keeps_labels=keeps_labels
-    )
+    return Selection(source, cards, numbers, source.labels, source.landmarks, keeps_labels=keeps_labels)
 
 
 def _has_no_gap(source: FaceDataset) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.data.beside_dataset import LANDMARKS_FILE, SKIPPED_TABLE
-from facetrain.data.dataset import FaceDataset, identity_name, original_name, skipped_files
+from facetrain.data.dataset import FaceDataset
 from facetrain.data.dataset_card import ImageDigest, carry_cards
 from facetrain.data.formats.image_writers import LabeledImage, write_parquet, write_webdataset
 from facetrain.data.formats.landmark_file import write_landmarks
@@ -119,7 +119,7 @@ def write_dataset(
     chosen, source, numbers = FORMATS[to], selection.source, selection.numbers
     taken = set[str]()
     names = [
-        unique_name(identity_name(source, identity), "", number, taken, ignore_case=False)
+        unique_name(source.identity_name(identity), "", number, taken, ignore_case=False)
         for number, identity in enumerate(selection.identities)
     ]
     digest = ImageDigest()
@@ -136,7 +136,7 @@ def write_dataset(
             write_identities(place, counts, labeled, min(first.width, first.height) if first else 112)
         else:
             chosen.write(place, images, names)
-        skipped = list(skipped_files(source) if selection.skipped is None else selection.skipped)
+        skipped = list(source.skipped if selection.skipped is None else selection.skipped)
         if skipped:
             (place / SKIPPED_TABLE).write_text(skipped_table(skipped), encoding="utf-8")
         counted = (len(names), len(numbers))
@@ -154,7 +154,7 @@ def write_dataset(
         skipped=skipped,
         is_reordered=not chosen.keeps_order and folders_are_reordered(source, selection.identities),
         empty_identities=source.num_classes - len(present),
-        lost_identities=[identity_name(source, identity) for identity in lost],
+        lost_identities=[source.identity_name(identity) for identity in lost],
         without_landmarks=list(selection.without_landmarks),
         mixture_settings=_mixture_settings(source),
     )
@@ -212,6 +212,6 @@ def _labeled_images(
         if file_names is not None:
             name = file_names.name(number, label, data)
         elif chosen.write is not None:
-            name = original_name(source, number)
+            name = source.name(number)
         digest.add(label, data)
         yield LabeledImage(name, label, data)

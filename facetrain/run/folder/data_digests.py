@@ -17,7 +17,7 @@ from facetrain.checkpoint.load import Checkpoint
 from facetrain.config.loading import is_set
 from facetrain.config.own_code import code_digests
 from facetrain.config.schema import Config
-from facetrain.data.dataset import FaceDataset, evenly_spread, image_places, landmark_reader
+from facetrain.data.dataset import FaceDataset, evenly_spread
 from facetrain.data.mixture import MixtureDataset, parts_of
 from facetrain.data.remote_dataset import object_versions
 from facetrain.errors import ConfigError, ModelError, UnreadableError
@@ -94,7 +94,7 @@ def digest_records(source: FaceDataset) -> str:
     Of images at equal distances: each size of a folder of images is a request to the file system, and millions of them
     would take minutes at each start. In files of many images, another size moves all images behind it.
     """
-    place_N2 = image_places(source, np.array(evenly_spread(source.num_images, _PLACED_IMAGES), np.int64))
+    place_N2 = source.places(np.array(evenly_spread(source.num_images, _PLACED_IMAGES), np.int64))
     return "" if place_N2 is None else _digest([np.ascontiguousarray(place_N2, "<i8").tobytes()])
 
 
@@ -150,7 +150,7 @@ def digest_objects(source: FaceDataset) -> str:
 
 def digest_landmarks(source: FaceDataset) -> str:
     """Return a digest of the landmarks of a dataset's images; empty if it has none."""
-    read = landmark_reader(source)
+    read = source.landmark_reader()
     if read is None:
         return ""
     return _digest(

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from facetrain.config.schema import Config
-from facetrain.data.dataset import FaceDataset, identity_names
+from facetrain.data.dataset import FaceDataset
 from facetrain.device.capability import bfloat16_fault
 from facetrain.distributed import collectives
 from facetrain.distributed.agreement import fail_together
@@ -133,7 +133,7 @@ def build_state(
 def _names_of(source: FaceDataset, *, required: bool) -> Names | None:
     """Return the names of the identities; None if they have none, or cannot be read and are not required."""
     try:
-        found = identity_names(source)
+        found = source.identity_names()
         return Names.of(found) if found else None
     except DataError as error:
         if required:

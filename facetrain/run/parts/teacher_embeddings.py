@@ -11,7 +11,7 @@ import torch
 
 from facetrain.config.schema import Config
 from facetrain.data.build import open_training_data
-from facetrain.data.dataset import FaceDataset, image_landmarks
+from facetrain.data.dataset import FaceDataset
 from facetrain.data.identity_counts import images_of_large_identities
 from facetrain.data.images.augment import Augment
 from facetrain.data.open_dataset import open_dataset
@@ -60,7 +60,7 @@ def write_teacher_embeddings(
 
     with join(inference.device) as world:
         opened = open_model(model, world.device)
-        landmarks = image_landmarks(source) if opened.takes_landmarks else None
+        landmarks = source.landmarks if opened.takes_landmarks else None
         embedder = open_embedder(opened, world, inference)
         chunks = embed_in_chunks(embedder, embed, count, _CHUNK, progress)
         first = next(chunks)  # an ONNX file may not state the length of its embeddings

@@ -6,16 +6,7 @@ import resource
 import numpy as np
 import pytest
 
-from facetrain.data.dataset import (
-    SubsetDataset,
-    evenly_spread,
-    identity_name,
-    identity_names,
-    image_places,
-    image_sizes,
-    photo_landmarks,
-    read_afresh,
-)
+from facetrain.data.dataset import FaceDataset, SubsetDataset, evenly_spread
 from facetrain.data.loading.sampler import MixtureSampler, SampleOrder, build_sampler, epoch_size
 from facetrain.data.mixture import DatasetHead, MixtureDataset, images_per_epoch
 from facetrain.data.mixture_file import read_identities
@@ -207,7 +198,7 @@ def test_a_mixture_in_blocks_prefetches_the_blocks_that_it_reads():
     assert sum(map(neighbors, windows)) > 0.8 * 1024 and sum(map(neighbors, mixed)) < 0.2 * 1024
 
 
-class RecordingDataset:
+class RecordingDataset(FaceDataset):
     """a dataset that records its prefetch requests."""
 
     def __init__(self, num_images):
@@ -238,16 +229,16 @@ def test_the_places_of_images_are_those_in_the_files_of_their_datasets(tmp_path)
     mixed = open_dataset(mixture(tmp_path, "datasets: [{path: one, without: drop.txt}, {path: two}]"))
     one, two = open_dataset(tmp_path / "one"), open_dataset(tmp_path / "two")
     expected = [*one.places(np.array([0, 1, 5])).tolist(), *two.places(np.arange(4)).tolist()]
-    assert image_places(mixed, np.arange(7)[::-1]).tolist() == expected[::-1]
-    assert image_places(MixtureDataset([one, RecordingDataset(2)], [1, 1]), np.arange(8)) is None
+    assert mixed.places(np.arange(7)[::-1]).tolist() == expected[::-1]
+    assert MixtureDataset([one, RecordingDataset(2)], [1, 1]).places(np.arange(8)) is None
 
 
 def test_photos_of_one_dataset_have_landmarks_and_the_images_of_the_others_none(tmp_path):
     path = mixture(tmp_path, "datasets: [{path: two}, {path: photos.lst}]")
     (tmp_path / "a.png").write_bytes(encoded_image(0))
     (tmp_path / "photos.lst").write_text("0\ta.png\t0\t" + "\t".join(map(str, range(14))) + "\n")
-    points = photo_landmarks(mixed := open_dataset(path))
-    assert (photo_landmarks(SubsetDataset(mixed, [2])) == points[4:]).all()
+    points = (mixed := open_dataset(path)).photo_landmarks
+    assert (SubsetDataset(mixed, [2]).photo_landmarks == points[4:]).all()
     assert np.isnan(points[:4]).all() and points[4].tolist() == [[x, x + 5] for x in range(4, 9)]
 
 
@@ -319,9 +310,9 @@ def test_a_subset_has_labels_in_order_sizes_of_its_images_and_nothing_to_fetch_a
     one = open_dataset(write_records(tmp_path, [0, 0, 1, 1, 1, 2]))
     subset = SubsetDataset(one, [2, 0])
     assert subset.labels.tolist() == [0, 0, 1]
-    assert (image_sizes(subset, np.arange(3)) == one.sizes(np.array([0, 1, 5]))).all()
+    assert (subset.sizes(np.arange(3)) == one.sizes(np.array([0, 1, 5]))).all()
     assert (one.sizes(np.array([5])) != one.sizes(np.array([2]))).any(), "another image has another range"
-    assert read_afresh(subset, 0) is None
+    assert not subset.forget(0)
 
 
 def test_images_are_chosen_at_equal_distances():
@@ -386,8 +377,8 @@ def test_the_name_of_an_identity_without_a_name_is_its_label_in_the_mixture(tmp_
     entries = ["five", "filtered\n    identities: keep.txt", "named"]
     (tmp_path / "mix.yaml").write_text("datasets:\n" + "".join(f"  - path: {entry}\n" for entry in entries))
     source = open_dataset(tmp_path / "mix.yaml")
-    assert [identity_name(source, label) for label in range(17)] == [*map(str, range(16)), "007"]
-    assert identity_names(source) is None, "not all of them have names"
+    assert [source.identity_name(label) for label in range(17)] == [*map(str, range(16)), "007"]
+    assert source.identity_names() is None, "not all of them have names"
 
 
 def test_folders_that_are_named_by_their_numbers_keep_these_names_in_a_subset(tmp_path):
@@ -397,8 +388,8 @@ def test_folders_that_are_named_by_their_numbers_keep_these_names_in_a_subset(tm
     write_records(tmp_path / "numbered", range(3))
     subsets = [SubsetDataset(open_dataset(tmp_path / name), [1, 2]) for name in ("people", "numbered")]
     # Labels of records are counted anew; the folder 1 stays the folder 1.
-    assert [[identity_name(subset, label) for label in range(2)] for subset in subsets] == [
+    assert [[subset.identity_name(label) for label in range(2)] for subset in subsets] == [
         ["1", "2"],
         ["0", "1"],
     ]
-    assert [identity_names(subset) is None for subset in subsets] == [False, True]
+    assert [subset.identity_names() is None for subset in subsets] == [False, True]

@@ -13,7 +13,6 @@ import pytest
 from facetrain.cli.app import _exit_with_error
 from facetrain.data import object_blocks
 from facetrain.data.build import open_training_data
-from facetrain.data.dataset import prefetch_images
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.loading.reader import BatchSlots, ImageReader, ReadRequest
 from facetrain.data.object_blocks import ObjectPath, StoredObject
@@ -111,7 +110,7 @@ def test_an_announced_range_is_fetched_by_few_requests_and_read_without_one(obje
     shutil.rmtree(tmp_path / "cache" / "blocks")
     (tmp_path / "cache" / "blocks").mkdir()
     object_store.requests.clear()
-    prefetch_images(remote, 10, 60)
+    remote.prefetch(10, 60)
     stored = remote.opened(0)._object
     _, start, end = remote._extents(slice(10, 70))
     needed = range(start[0] // 2048, -(-end[-1] // 2048))

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from facetrain.config.loading import build_config
-from facetrain.data.dataset import image_name
 from facetrain.data.formats.bin import read_bin
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
@@ -36,7 +35,7 @@ def test_a_sample_of_a_huge_dataset_needs_no_table_of_its_images():
 
 def decoded(dataset, count):
     chosen = np.linspace(0, dataset.num_images - 1, count).astype(int).tolist()
-    return [decode_rgb(dataset.read(index), location=image_name(dataset, index)) for index in chosen]
+    return [decode_rgb(dataset.read(index), location=dataset.image_name(index)) for index in chosen]
 
 
 def checked(path):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from facetrain.config.loading import build_config
+from facetrain.data.dataset import FaceDataset
 from facetrain.data.mixture import MixtureDataset
 from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import ConfigError
@@ -40,12 +41,14 @@ def check(digests, set_keys=(), num_classes=3, **meta):
 
 
 def digest_of_landmarks(point_N52):
-    return digest_landmarks(SimpleNamespace(num_images=len(point_N52), landmarks=point_N52))
+    return digest_landmarks(
+        SimpleNamespace(num_images=len(point_N52), landmark_reader=lambda: point_N52.__getitem__)
+    )
 
 
 def test_landmarks_have_a_digest_of_their_numbers_and_gaps():
     points = np.random.default_rng(0).uniform(0, 1, (9, 5, 2)).astype(np.float32)
-    digests = {digest_landmarks(SimpleNamespace(landmarks=None))}
+    digests = {digest_landmarks(FaceDataset())}
     assert digests == {""}
     for index in (None, 0, 8):
         changed = points.copy()
@@ -137,7 +140,8 @@ def test_images_of_other_sizes_or_at_other_places_have_another_digest_in_every_k
         write_records(tmp_path / name, labels, size=size)
     same, again, other = (digests(tmp_path / name) for name in ("same", "again", "other"))
     assert same == again and len({*same, *other}) == 6
-    assert digest_records(SimpleNamespace(num_images=3)) == "", "a dataset whose places are unknown"
+    unknown = SimpleNamespace(num_images=3, places=lambda index: None)
+    assert digest_records(unknown) == "", "a dataset whose places are unknown"
 
 
 @pytest.mark.parametrize("count", [1, 256, 511, 100_000])
@@ -156,7 +160,11 @@ def test_images_on_a_disk_count_also_in_a_mixture_with_a_dataset_in_a_store(monk
     content = {"stored": b"a", "local": b"b"}
     stored, local = (
         SimpleNamespace(
-            num_images=3, num_classes=1, labels=np.zeros(3, np.int32), read=lambda _, name=name: content[name]
+            num_images=3,
+            num_classes=1,
+            labels=np.zeros(3, np.int32),
+            files=(),
+            read=lambda _, name=name: content[name],
         )
         for name in content
     )

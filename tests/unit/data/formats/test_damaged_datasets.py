@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from facetrain.data.dataset import FaceDataset, skipped_files
+from facetrain.data.dataset import FaceDataset
 from facetrain.data.formats import lmdb_dataset
 from facetrain.data.formats.recordio import RecordReader
 from facetrain.data.images.decode import decode_rgb
@@ -124,7 +124,7 @@ class Target(NamedTuple):
         found = [
             (int(dataset.labels[number]), self._read(dataset, number)) for number in range(dataset.num_images)
         ]
-        assert len(found) <= COUNT <= len(found) + len(skipped_files(dataset))
+        assert len(found) <= COUNT <= len(found) + len(dataset.skipped)
         images = {data for _, data in self.expected}
         for label, data in found:
             if data in images:

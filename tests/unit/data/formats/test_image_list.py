@@ -4,7 +4,7 @@ import re
 import numpy as np
 import pytest
 
-from facetrain.data.dataset import ImageSubset, identity_name
+from facetrain.data.dataset import ImageSubset
 from facetrain.data.formats import image_list
 from facetrain.data.formats.image_list import open_list
 from facetrain.data.open_dataset import open_aligned, open_dataset, require_aligned
@@ -48,7 +48,7 @@ def test_every_form_of_a_list_gives_images_and_identities(images, name, text, la
         dataset = open_dataset(images / name)
         assert dataset.labels.tolist() == labels and dataset.num_classes == max(labels) + 1
         assert [dataset.read(n) for n in range(3)] == [encoded_image(n) for n in range(3)]
-    assert "\ufeff" not in "".join(identity_name(dataset, label) for label in range(dataset.num_classes))
+    assert "\ufeff" not in "".join(dataset.identity_name(label) for label in range(dataset.num_classes))
     again = pickle.loads(pickle.dumps(dataset))
     assert again.location(1) == str(images / "b" / "my face.png") and again.name(1) == "b/my face.png"
     assert open_dataset(images / name, min_images_per_identity=2).num_images == 2
@@ -279,4 +279,4 @@ def test_two_paths_with_one_hash_are_two_images(images, monkeypatch):
 def test_numbers_with_underscores_are_names(images):
     (images / "a.txt").write_text("a/1.png 1_1\na/2.png 12\n")
     dataset = open_dataset(images / "a.txt")
-    assert dataset.labels.tolist() == [1, 0] and identity_name(dataset, 1) == "1_1"
+    assert dataset.labels.tolist() == [1, 0] and dataset.identity_name(1) == "1_1"

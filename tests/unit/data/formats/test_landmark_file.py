@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from facetrain.data.augmentations.build import build_augment
-from facetrain.data.dataset import SubsetDataset, image_landmarks, landmark_reader
+from facetrain.data.dataset import SubsetDataset
 from facetrain.data.formats.landmark_file import (
     landmarks_path,
     read_landmarks_beside,
@@ -131,17 +131,17 @@ def test_a_replaced_image_has_its_own_landmarks(folder):
 def test_subsets_and_mixtures_have_the_landmarks_of_their_images(folder, tmp_path):
     dataset, landmarks = open_dataset(folder), random_landmarks(12)
     chosen = SubsetDataset(dataset, [1, 3])
-    np.testing.assert_array_equal(image_landmarks(chosen), landmarks[1::2])
+    np.testing.assert_array_equal(chosen.landmarks, landmarks[1::2])
     mixed = MixtureDataset([chosen, dataset], [1.0, 1.0])
-    np.testing.assert_array_equal(image_landmarks(mixed), np.concatenate([landmarks[1::2], landmarks]))
+    np.testing.assert_array_equal(mixed.landmarks, np.concatenate([landmarks[1::2], landmarks]))
     plain = open_dataset(write_records(tmp_path / "plain", [0, 1]))
-    assert image_landmarks(plain) is None
-    assert image_landmarks(MixtureDataset([dataset, plain], [1.0, 1.0])) is None
+    assert plain.landmarks is None
+    assert MixtureDataset([dataset, plain], [1.0, 1.0]).landmarks is None
 
 
 def test_landmarks_of_a_batch_of_a_mixture_are_read_where_each_dataset_has_mapped_them(folder):
     dataset, landmarks = open_dataset(folder), random_landmarks(12)
-    read = landmark_reader(MixtureDataset([SubsetDataset(dataset, [1, 3]), dataset], [1.0, 1.0]))
+    read = MixtureDataset([SubsetDataset(dataset, [1, 3]), dataset], [1.0, 1.0]).landmark_reader()
     # A copy of all landmarks would not follow the file.
     changed = np.load(folder / "landmarks.npy", mmap_mode="r+")
     changed[3] = 0.5
@@ -154,9 +154,9 @@ def test_written_datasets_keep_the_landmarks(folder, tmp_path):
     written = open_dataset(tmp_path / "tar")
     for n in range(12):
         (m,) = (m for m in range(12) if before.read(m) == written.read(n))
-        np.testing.assert_array_equal(image_landmarks(written)[n], landmarks[m])
+        np.testing.assert_array_equal(written.landmarks[n], landmarks[m])
     pack(folder, tmp_path / "packed", image_size=16)
-    np.testing.assert_array_equal(image_landmarks(open_dataset(tmp_path / "packed")), landmarks)
+    np.testing.assert_array_equal(open_dataset(tmp_path / "packed").landmarks, landmarks)
 
 
 def write_photographs(folder, points):
@@ -177,7 +177,7 @@ def test_packing_writes_the_landmarks_of_the_aligned_faces(tmp_path):
     write_photographs(tmp_path / "photos", points)
     pack(tmp_path / "photos", tmp_path / "out", landmarks=write_list(tmp_path / "list.csv", points))
     dataset = open_dataset(tmp_path / "out")
-    landmarks = image_landmarks(dataset)
+    landmarks = dataset.landmarks
     assert landmarks.shape == (3, 5, 2)
     image = cv2.imdecode(np.frombuffer(dataset.read(0), np.uint8), cv2.IMREAD_COLOR_RGB)
     np.testing.assert_allclose(
@@ -191,19 +191,19 @@ def test_landmarks_of_an_existing_dataset_come_from_a_list(tmp_path):
     write_photographs(tmp_path / "photos", points)
     finder = write_list(tmp_path / "list.csv", points, ["ann/1.png", "bob/1.png"])
     assert write_dataset_landmarks(tmp_path / "photos", finder) == (3, ["ann/2.png"])
-    landmarks = image_landmarks(open_dataset(tmp_path / "photos"))
+    landmarks = open_dataset(tmp_path / "photos").landmarks
     np.testing.assert_allclose(landmarks[0], (points + 0.5) / 160, atol=1e-6)
     assert np.isnan(landmarks[1]).all()
     np.testing.assert_array_equal(without_gaps(landmarks)[1], NORMALIZED_TEMPLATE)
     for unfit in (random_landmarks(10), np.full((3, 5, 2), 80.0)):
         write_landmarks(tmp_path / "photos" / "landmarks.npy", unfit)
         with pytest.raises(DataError, match="facetrain data landmarks"):
-            image_landmarks(open_dataset(tmp_path / "photos"))
+            open_dataset(tmp_path / "photos").landmark_reader()
         write_dataset_landmarks(tmp_path / "photos", finder)
-        np.testing.assert_array_equal(image_landmarks(open_dataset(tmp_path / "photos")), landmarks)
+        np.testing.assert_array_equal(open_dataset(tmp_path / "photos").landmarks, landmarks)
     in_fractions = write_list(tmp_path / "list.csv", (points + 0.5) / 160, ["ann/1.png", "bob/1.png"])
     write_dataset_landmarks(tmp_path / "photos", in_fractions)
-    np.testing.assert_allclose(image_landmarks(open_dataset(tmp_path / "photos")), landmarks, atol=1e-6)
+    np.testing.assert_allclose(open_dataset(tmp_path / "photos").landmarks, landmarks, atol=1e-6)
     with pytest.raises(DataError, match="3 images"):
         write_dataset_landmarks(tmp_path / "photos", write_list(tmp_path / "list.csv", points, ["carl"]))
     (tmp_path / "mixture.yaml").write_text("datasets: [{path: photos}]")
@@ -227,18 +227,18 @@ def test_the_landmarks_of_other_files_of_a_folder_are_refused(tmp_path):
     write_photographs(photos, points)
     finder = write_list(tmp_path / "list.csv", points)
     write_dataset_landmarks(photos, finder)
-    written = image_landmarks(open_dataset(photos))
+    written = open_dataset(photos).landmarks
     (photos / "ann" / "1.png").rename(photos / "bob" / "2.png")
     with pytest.raises(
         DataError, match=r"landmarks\.npy: .*added, removed or renamed.*facetrain data landmarks"
     ):
         open_dataset(photos)
     (photos / "bob" / "2.png").rename(photos / "ann" / "1.png")
-    np.testing.assert_array_equal(image_landmarks(open_dataset(photos)), written)
+    np.testing.assert_array_equal(open_dataset(photos).landmarks, written)
     # Landmarks of another program have no digest.
     (photos / "landmarks.names.sha256").unlink()
     (photos / "ann" / "1.png").rename(photos / "bob" / "2.png")
-    assert len(image_landmarks(open_dataset(photos))) == 3
+    assert len(open_dataset(photos).landmarks) == 3
 
 
 def test_a_training_set_without_landmarks_is_refused_with_the_command_that_writes_them(folder, tmp_path):

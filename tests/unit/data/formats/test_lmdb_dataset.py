@@ -5,7 +5,6 @@ import pickle
 import numpy as np
 import pytest
 
-from facetrain.data.dataset import identity_name, original_name
 from facetrain.data.formats.msgpack_list import Item, list_items
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.check import check
@@ -26,7 +25,7 @@ def test_a_database_is_read_in_the_order_of_its_key_list(tmp_path, is_folder):
         assert images_of(dataset) == [(n % 3, encoded_image(n)) for n in range(30)]
     assert images_of(pickle.loads(pickle.dumps(dataset))) == images_of(dataset)
     assert dataset.num_classes == 3 and ": image at byte " in dataset.location(12)
-    assert original_name(dataset, 3) is None and identity_name(dataset, 2) == "2"
+    assert dataset.name(3) is None and dataset.identity_name(2) == "2"
     dataset.prefetch(0, 30)
     assert not check(path).faults
 
@@ -49,7 +48,7 @@ def test_named_keys_are_the_names_of_the_images(tmp_path):
     values = {b"zoe/1.png": packed(encoded_image(0), 1), b"ann/1.png": packed(encoded_image(1), 0)}
     values |= {b"__keys__": packed(b"zoe/1.png", b"ann/1.png")}
     dataset = open_dataset(write_lmdb(tmp_path / "a.lmdb", values))
-    assert [original_name(dataset, n) for n in range(2)] == ["zoe/1.png", "ann/1.png"]
+    assert [dataset.name(n) for n in range(2)] == ["zoe/1.png", "ann/1.png"]
 
 
 def test_the_places_of_values_of_all_sizes_hold_what_the_library_reads(tmp_path):

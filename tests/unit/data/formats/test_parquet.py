@@ -4,7 +4,6 @@ import pickle
 import numpy as np
 import pytest
 
-from facetrain.data.dataset import identity_name, original_name, skipped_files
 from facetrain.data.formats import parquet
 from facetrain.data.images import header
 from facetrain.data.open_dataset import open_dataset
@@ -74,7 +73,7 @@ def test_images_of_a_plain_column_are_read_in_place(tmp_path, nested, monkeypatc
         offset, size = (dataset.columns.arrays[name] for name in ("offset", "size"))
         assert offset[0] >= 0 and (offset[1:] >= (offset + size)[:-1]).all()
         assert images_of(dataset) == [(n % 3, image) for n, image in enumerate(images)]
-    assert original_name(dataset, 3) == ("3.png" if nested else None)
+    assert dataset.name(3) == ("3.png" if nested else None)
     dataset.prefetch(0, 40)
 
 
@@ -136,7 +135,7 @@ def test_a_row_without_bytes_is_refused_when_it_is_read(tmp_path, empty, image, 
         dataset.read(3)
     assert [dataset.read(index) for index in (0, 2, 4)] == [encoded_image(0)] * 3
     paths = [row.get("path") if isinstance(row, dict) else None for row in (image, empty)]
-    assert [original_name(dataset, index) for index in (2, 3)] == paths
+    assert [dataset.name(index) for index in (2, 3)] == paths
 
 
 @pytest.mark.parametrize("image", ["a text", [1, 2], {"path": "a.png"}, None])
@@ -177,7 +176,7 @@ def write_labels(path, labels):
 )
 def test_labels_are_texts_also_as_bytes_or_whole_numbers_also_as_floats(tmp_path, kind):
     dataset = open_dataset(write_labels(tmp_path / "a.parquet", (["zoë", "ann"], kind)))
-    assert dataset.labels.tolist() == [1, 0] and identity_name(dataset, 1) == "zoë"
+    assert dataset.labels.tolist() == [1, 0] and dataset.identity_name(1) == "zoë"
     write_labels(tmp_path / "a.parquet", [10.0, 9.0, 10.0])
     assert open_dataset(write_labels(tmp_path / "b.parquet", [9, 10])).labels.tolist() == [10, 9, 10, 9, 10]
 
@@ -203,7 +202,7 @@ def test_dates_are_neither_labels_nor_names(tmp_path):
     struct = pa.StructArray.from_arrays([pa.array([encoded_image(0)]), far], ["bytes", "path"])
     pq.write_table(pa.table({"image": struct, "label": [0]}), tmp_path / "a.parquet")
     dataset = open_dataset(tmp_path)
-    assert dataset.read(0) == encoded_image(0) and original_name(dataset, 0) is None
+    assert dataset.read(0) == encoded_image(0) and dataset.name(0) is None
     pq.write_table(pa.table({"image": struct, "label": far}), tmp_path / "a.parquet")
     with pytest.raises(DataError, match=r"a\.parquet: column label"):
         open_dataset(tmp_path)
@@ -228,7 +227,7 @@ def write_named(path, names, **options):
 )
 def test_only_a_list_has_the_names_of_labels(tmp_path, feature, name):
     write_feature(tmp_path / "a.parquet", feature)
-    assert identity_name(open_dataset(tmp_path), 1) == name
+    assert open_dataset(tmp_path).identity_name(1) == name
 
 
 @pytest.mark.parametrize(
@@ -246,7 +245,7 @@ def test_names_of_labels_that_are_no_different_people_are_refused(tmp_path, name
 def test_files_whose_labels_have_different_names_are_refused(tmp_path, others):
     write_named(tmp_path / "a.parquet", ["ann", "bob"])
     write_named(tmp_path / "b.parquet", ["ann", "bob"])
-    assert identity_name(open_dataset(tmp_path), 1) == "bob"
+    assert open_dataset(tmp_path).identity_name(1) == "bob"
     write_named(tmp_path / "c.parquet", others)
     with pytest.raises(DataError, match=r"a\.parquet and .*c\.parquet"):
         open_dataset(tmp_path)
@@ -258,17 +257,17 @@ def test_of_files_of_several_splits_those_of_train_are_read(tmp_path):
     for number in range(2):
         write_named(tmp_path / f"train-0000{number}-of-00002-0a1b.parquet", ["ann", "bob"], count=3)
     dataset = pickle.loads(pickle.dumps(open_dataset(tmp_path)))
-    assert dataset.num_images == 6 and identity_name(dataset, 0) == "ann"
-    assert skipped_summary(skipped_files(dataset)) == [
+    assert dataset.num_images == 6 and dataset.identity_name(0) == "ann"
+    assert skipped_summary(dataset.skipped) == [
         "files of other splits: 2 (test.parquet, val.easy-00000-of-00002.parquet)"
     ]
 
 
 def test_a_file_of_another_split_that_is_added_later_is_listed_as_left_out(tmp_path):
     write_named(tmp_path / "train-00000-of-00001.parquet", ["ann", "bob"])
-    assert not skipped_files(open_dataset(tmp_path))
+    assert not open_dataset(tmp_path).skipped
     write_named(tmp_path / "test-00000-of-00001.parquet", ["cy", "dan"])
-    assert [one.name for one in skipped_files(open_dataset(tmp_path))] == ["test-00000-of-00001.parquet"]
+    assert [one.name for one in open_dataset(tmp_path).skipped] == ["test-00000-of-00001.parquet"]
 
 
 def test_files_of_which_one_has_numbers_as_labels_and_the_other_texts_are_refused(tmp_path):

@@ -5,13 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from facetrain.data.dataset import (
-    SubsetDataset,
-    has_identity_names,
-    identity_name,
-    identity_names,
-    original_name,
-)
+from facetrain.data.dataset import SubsetDataset
 from facetrain.data.formats.record_names import RecordNames, write_name_tables
 from facetrain.data.formats.recordio import write_identities
 from facetrain.data.mixture import MixtureDataset
@@ -44,7 +38,7 @@ def names_of(folder):
     """Return (identity, name) of each image."""
     source = open_dataset(folder)
     return [
-        (identity_name(source, label), original_name(source, number))
+        (source.identity_name(label), source.name(number))
         for number, label in enumerate(source.labels.tolist())
     ]
 
@@ -115,8 +109,8 @@ def test_identities_keep_their_names_if_the_images_have_none(photos, tmp_path):
     check(tmp_path / "data", repair=tmp_path / "repaired")
     for name in ("copied", "repaired"):
         source = open_dataset(tmp_path / name)
-        assert [identity_name(source, label) for label in range(3)] == ["007", "Ann Lee", "Bö"]
-        assert original_name(source, 0) is None and not (tmp_path / name / "names.csv").exists()
+        assert [source.identity_name(label) for label in range(3)] == ["007", "Ann Lee", "Bö"]
+        assert source.name(0) is None and not (tmp_path / name / "names.csv").exists()
 
 
 def test_images_keep_their_names_if_the_first_one_has_none(photos, tmp_path):
@@ -207,11 +201,11 @@ def test_the_names_of_the_identities_are_read_without_a_list_of_them(photos, tmp
     for path in (photos, tmp_path / "data"):
         source = open_dataset(path)
         names = ["007", "Ann Lee", "Bö", "3", "4"][: source.num_classes]
-        assert has_identity_names(source) and list(identity_names(source)) == names
+        assert source.has_identity_names and list(source.identity_names()) == names
         assert "_identities" not in vars(source)
-        assert list(identity_names(SubsetDataset(source, [0, 2]))) == ["007", "Bö"]
+        assert list(SubsetDataset(source, [0, 2]).identity_names()) == ["007", "Bö"]
         mixed = MixtureDataset([SubsetDataset(source, [1]), source], [1, 1])
-        assert list(identity_names(mixed)) == ["Ann Lee", *names]
+        assert list(mixed.identity_names()) == ["Ann Lee", *names]
 
 
 def test_a_list_file_gives_its_paths_and_identities_as_names(photos, tmp_path):

@@ -7,7 +7,6 @@ import tarfile
 
 import pytest
 
-from facetrain.data.dataset import identity_name, original_name, skipped_files
 from facetrain.data.formats import webdataset
 from facetrain.data.formats.labels import number_identities
 from facetrain.data.open_dataset import open_dataset
@@ -138,18 +137,18 @@ def test_names_are_those_inside_the_shards_also_long_ones(tmp_path):
                 archive.addfile(info, io.BytesIO(content))
     dataset = open_dataset(tmp_path)
     expected = [f"set/ann/{'x' * 200}/1.png", "ann/2.png"]
-    assert [original_name(dataset, n) for n in range(4)] == expected * 2
-    assert [identity_name(dataset, n) for n in range(2)] == ["ann", "x" * 200]
+    assert [dataset.name(n) for n in range(4)] == expected * 2
+    assert [dataset.identity_name(n) for n in range(2)] == ["ann", "x" * 200]
     dataset.prefetch(0, 4)
 
 
 def test_of_shards_of_several_splits_those_of_train_are_read(tmp_path):
     write_tar(tmp_path / "train-000000.tar", {"1.png": encoded_image(1), "1.cls": b"0"})
-    assert not skipped_files(open_dataset(tmp_path))
+    assert not open_dataset(tmp_path).skipped
     write_tar(tmp_path / "val-000000.tar", {"2.png": encoded_image(2), "2.cls": b"0"})
     dataset = open_dataset(tmp_path)
     assert images_of(dataset) == [(0, encoded_image(1))]
-    assert [(one.name, one.kind) for one in skipped_files(dataset)] == [("val-000000.tar", "split")]
+    assert [(one.name, one.kind) for one in dataset.skipped] == [("val-000000.tar", "split")]
 
 
 @pytest.mark.parametrize("name", ["a.tar.gz", "a.tgz", "A.TGZ"])
@@ -206,7 +205,7 @@ def test_members_that_are_not_read_are_listed_as_skipped(tmp_path):
     for _ in range(2):  # the second time from the catalog
         dataset = open_dataset(tmp_path)
         assert images_of(dataset) == [(0, encoded_image(0))]
-        assert sorted((one.name, one.kind) for one in skipped_files(dataset)) == [
+        assert sorted((one.name, one.kind) for one in dataset.skipped) == [
             ("a.tar/.Trash/cy/1.jpg", "hidden"),
             ("a.tar/ann/2.jpg", "special"), ("a.tar/ann/3.jpg", "special"), ("a.tar/ann/4", "special"),
             ("a.tar/ann/5.jpg", "special"),
@@ -234,7 +233,7 @@ def test_hard_links_are_the_files_that_they_are_links_to(tmp_path):
         archive.addfile(info, io.BytesIO(b"0"))
     dataset = open_dataset(tmp_path)
     assert images_of(dataset) == [(label, encoded_image(1)) for label in (1, 1, 0)]
-    assert [original_name(dataset, n) for n in range(3)] == ["set/1.png", "set/0.png", "set/2.png"]
+    assert [dataset.name(n) for n in range(3)] == ["set/1.png", "set/0.png", "set/2.png"]
     dataset.prefetch(0, 3)
 
 
@@ -248,8 +247,8 @@ def test_a_folder_that_was_packed_as_a_dot_names_no_identity(tmp_path):
     names = ("./ann/./1.png", "bob//1.png", "/zoe/1.png")
     write_tar(tmp_path / "a.tar", {name: encoded_image(n) for n, name in enumerate(names)})
     dataset = open_dataset(tmp_path)
-    assert [identity_name(dataset, n) for n in range(3)] == ["ann", "bob", "zoe"]
-    assert [original_name(dataset, n) for n in range(3)] == ["ann/1.png", "bob/1.png", "zoe/1.png"]
+    assert [dataset.identity_name(n) for n in range(3)] == ["ann", "bob", "zoe"]
+    assert [dataset.name(n) for n in range(3)] == ["ann/1.png", "bob/1.png", "zoe/1.png"]
     write_tar(tmp_path / "a.tar", {"./1.png": encoded_image(0)})
     with pytest.raises(DataError, match="image 1"):
         open_dataset(tmp_path)
@@ -293,5 +292,5 @@ def test_a_label_file_that_is_too_long_is_refused(tmp_path):
 def test_identities_come_from_label_files_or_folders(tmp_path, members, names):
     write_tar(tmp_path / "a.tar", {name: content or encoded_image(0) for name, content in members.items()})
     dataset = open_dataset(tmp_path)
-    assert [identity_name(dataset, label) for label in dataset.labels.tolist()] == names
-    assert not skipped_files(dataset)
+    assert [dataset.identity_name(label) for label in dataset.labels.tolist()] == names
+    assert not dataset.skipped

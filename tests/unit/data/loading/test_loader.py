@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from facetrain.data.dataset import ImageSubset
+from facetrain.data.dataset import FaceDataset, ImageSubset
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.loading.loader import Loader, LoaderSettings
 from facetrain.data.loading.reader import BatchSlots
@@ -171,7 +171,7 @@ def test_an_error_in_a_reading_process_is_raised_by_the_loader(tmp_path):
     loader.close()
 
 
-class AllBad:
+class AllBad(FaceDataset):
     """A dataset whose images are all damaged."""
 
     def read(self, number):

@@ -2,7 +2,6 @@ import cv2
 import numpy as np
 import pytest
 
-from facetrain.data.dataset import image_landmarks
 from facetrain.data.formats import parquet
 from facetrain.data.formats.landmark_file import write_landmarks
 from facetrain.data.formats.recordio import RecordHeader, RecordWriter
@@ -100,7 +99,7 @@ def test_landmarks_that_do_not_fit_are_a_fault_and_not_in_the_clean_copy(tmp_pat
     write_landmarks(data / "landmarks.npy", np.zeros((2, 5, 2)))
     found = check(data, repair=tmp_path / "clean")
     assert found.damaged and open_dataset(tmp_path / "clean").num_images == 3
-    assert image_landmarks(open_dataset(tmp_path / "clean")) is None
+    assert open_dataset(tmp_path / "clean").landmarks is None
     assert "not the landmarks of 3 images" in messages(found, "dataset")[0]
 
 

@@ -4,7 +4,6 @@ from pathlib import PurePath
 import numpy as np
 import pytest
 
-from facetrain.data.dataset import identity_name, original_name
 from facetrain.data.formats.recordio import RecordHeader, RecordWriter
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.skipped_files import read_skipped_table
@@ -47,11 +46,11 @@ def test_a_converted_dataset_has_the_same_images_labels_and_names(tmp_path, to):
     source = open_dataset(write_folder(tmp_path / "in", names))
     output = open_dataset(converted(tmp_path / "in", tmp_path, to))
     assert images_of(output) == images_of(source)
-    names = [original_name(source, number) for number in range(5)]
+    names = [source.name(number) for number in range(5)]
     if to == "webdataset":  # whose keys end at the first dot
         names = [name.replace("a.b", "a_b") for name in names]
-    assert [original_name(output, number) for number in range(5)] == names
-    assert [identity_name(output, label) for label in range(3)] == ["Ann Lee", "Zoë", "bob"]
+    assert [output.name(number) for number in range(5)] == names
+    assert [output.identity_name(label) for label in range(3)] == ["Ann Lee", "Zoë", "bob"]
 
 
 @pytest.mark.parametrize("to", ["recordio", "webdataset", "folder"])
@@ -107,7 +106,7 @@ def test_no_image_takes_the_name_of_another_one(tmp_path, names):
     source = write_named_records(tmp_path, names)
     dataset = open_dataset(converted(tmp_path, tmp_path, "webdataset"))
     assert images_of(dataset) == images_of(source)
-    written = [PurePath(original_name(dataset, number)) for number in range(len(names))]
+    written = [PurePath(dataset.name(number)) for number in range(len(names))]
     # A key of a shard has no suffix.
     assert len({str(name.with_suffix("")) for name in written}) == len(names)
     assert [name.suffix for name in written] == [
@@ -121,14 +120,14 @@ def test_identities_named_by_numbers_keep_their_names(tmp_path, to):
     source = open_dataset(write_folder(tmp_path / "in", [f"{name}/a.png" for name in names]))
     dataset = open_dataset(converted(tmp_path / "in", tmp_path, to))
     assert images_of(dataset) == images_of(source)
-    assert [identity_name(dataset, label) for label in range(12)] == names
+    assert [dataset.identity_name(label) for label in range(12)] == names
 
 
 def test_identities_that_differ_in_case_keep_their_names_in_shards(tmp_path):
     source = open_dataset(write_folder(tmp_path / "in", ["Ann/1.png", "ann/1.png"]))
     dataset = open_dataset(converted(tmp_path / "in", tmp_path, "webdataset"))
     assert images_of(dataset) == images_of(source)
-    assert [identity_name(dataset, label) for label in range(2)] == ["Ann", "ann"]
+    assert [dataset.identity_name(label) for label in range(2)] == ["Ann", "ann"]
 
 
 def test_names_with_outer_white_space_are_found_again_in_shards(tmp_path):
@@ -153,7 +152,7 @@ def test_a_converted_dataset_says_if_its_folders_have_another_order(tmp_path):
     assert not convert(once, tmp_path / "ordered", "folder").is_reordered
     assert convert(twice, tmp_path / "folders", "folder").is_reordered
     assert not convert(twice, tmp_path / "records").is_reordered
-    names = [identity_name(open_dataset(tmp_path / "folders"), label) for label in range(4)]
+    names = [open_dataset(tmp_path / "folders").identity_name(label) for label in range(4)]
     assert names == ["ann", "ann_2", "bob", "bob_3"]
 
 
@@ -184,7 +183,7 @@ def test_images_in_shards_keep_their_names_if_those_of_others_differ_only_in_cas
     write_folder(tmp_path / "in", names)
     convert(tmp_path / "in", tmp_path / "out", "webdataset")
     shards = open_dataset(tmp_path / "out")
-    assert {original_name(shards, number) for number in range(4)} == set(names)
+    assert {shards.name(number) for number in range(4)} == set(names)
 
 
 def test_names_that_are_too_long_for_a_file_system_are_cut_and_stay_apart(tmp_path):

@@ -3,7 +3,6 @@ from functools import partial
 import numpy as np
 import pytest
 
-from facetrain.data.dataset import image_landmarks
 from facetrain.data.formats.landmark_file import landmarks_path, write_landmarks
 from facetrain.data.formats.recordio import RecordReader
 from facetrain.data.identity_counts import images_of_large_identities
@@ -67,9 +66,7 @@ def test_landmarks_are_merged_if_all_datasets_have_them(data, tmp_path):
     write_landmarks(landmarks_path(other), np.full((3, 5, 2), 0.75, np.float32))
     written = merge([data, other], tmp_path / "all")
     assert not written.without_landmarks
-    assert (
-        image_landmarks(open_dataset(tmp_path / "all"))[:, 0, 0].tolist() == [0.25] * len(LABELS) + [0.75] * 3
-    )
+    assert open_dataset(tmp_path / "all").landmarks[:, 0, 0].tolist() == [0.25] * len(LABELS) + [0.75] * 3
 
 
 @pytest.mark.parametrize(
