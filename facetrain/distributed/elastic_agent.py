@@ -23,16 +23,13 @@ from torch.numa.binding import AffinityMode, NumaOptions
 
 import facetrain
 from facetrain.distributed.host_rendezvous import BACKEND, FinalFailure, create_rendezvous
-from facetrain.distributed.process_lifetime import exit_interrupted, left_exit_code
+from facetrain.distributed.process_lifetime import RUN_ID, exit_interrupted, left_exit_code
 from facetrain.distributed.process_setup import COLLECTIVES
 from facetrain.distributed.topology import Topology
 from facetrain.distributed.watchdog import read_reason
 from facetrain.errors import LaunchError, LostRankError, UsageError
 from facetrain.files import error_reason, require_temporary_folder
 from facetrain.signals import with_hangup
-
-_RUN_ID = "facetrain"
-"""Name of the rendezvous. The same for all runs: hosts whose configs differ must meet, to say so."""
 
 
 def launch_ranks(arguments: list[str], where: Topology) -> int:
@@ -105,7 +102,7 @@ def _config(where: Topology, log_dir: Path) -> LaunchConfig:
         min_nodes=where.min_hosts,
         max_nodes=where.max_hosts,
         nproc_per_node=where.nproc_per_node,
-        run_id=_RUN_ID,
+        run_id=RUN_ID,
         rdzv_backend=BACKEND,
         rdzv_endpoint=where.endpoint,
         rdzv_configs={"log_dir": str(log_dir)},

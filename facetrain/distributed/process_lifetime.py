@@ -17,8 +17,9 @@ _PR_SET_PDEATHSIG = 1  # from Linux's prctl.h
 _OWN_LAUNCHER = "FACETRAIN_LAUNCHER"
 """Environment variable with the process id of the facetrain that starts the ranks. All others that an elastic agent
 sets are torchrun's as well."""
-_ENDED = ("", "X", "Z")
-"""States of a process that has ended, as in proc(5); "": there is no such process."""
+RUN_ID = "facetrain"
+"""Name of the rendezvous of facetrain's elastic agents, which their ranks inherit; torchrun's is another. The same for
+all runs: hosts whose configs differ must meet, to say so."""
 _FAILED = "failed_with_"
 """Beginning of the mark of a rank that has printed why it ends; the exit code follows."""
 
@@ -129,12 +130,25 @@ def forget_other_ranks() -> None:
 
     It would otherwise wait for the other ranks, and leave its marks for the launcher.
     """
-    launcher = os.environ.get(_OWN_LAUNCHER, str(os.getppid()))
-    # Of a launcher that has ended, it can be a rank.
-    if launcher != str(os.getppid()) and process_stat(int(launcher))[0] not in _ENDED:
+    if os.environ.get(_OWN_LAUNCHER, str(os.getppid())) == str(os.getppid()):
+        return
+    if os.environ.get("TORCHELASTIC_RUN_ID") != RUN_ID:  # a rank of a torchrun that a rank has started
+        del os.environ[_OWN_LAUNCHER]
+    # What a rank starts inherits the variable. The launcher has set it later than it started, and so has not inherited
+    # it; nor has the process that takes over the ranks of a launcher which has ended.
+    elif _OWN_LAUNCHER in _first_environment(os.getppid()):
         for name in list(os.environ):
             if name in (_OWN_LAUNCHER, "RANK", "LOCAL_RANK") or name.startswith("TORCHELASTIC_"):
                 del os.environ[name]
+
+
+def _first_environment(pid: int) -> set[str]:
+    """Return the names of the variables with which a process has started; none if they cannot be read."""
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:  # a process of another user, or one that has ended
+        return set()
+    return {os.fsdecode(each.partition(b"=")[0]) for each in variables}
 
 
 def end_with_launcher() -> None:

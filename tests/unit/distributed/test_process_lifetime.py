@@ -16,9 +16,9 @@ print("goes on")
 """
 LAUNCHER = """
 import os, subprocess, sys
-from facetrain.distributed.process_lifetime import mark_own_ranks
+from facetrain.distributed.process_lifetime import RUN_ID, mark_own_ranks
 mark_own_ranks()
-os.environ["TORCHELASTIC_RUN_ID"] = "run"
+os.environ["TORCHELASTIC_RUN_ID"] = RUN_ID
 rank = subprocess.Popen([sys.executable, "-c", {rank!r}])
 {end}
 """
@@ -37,13 +37,23 @@ print("a rank" if launched_by_torchrun() else "no rank", flush=True)
 """
 
 
-def test_a_process_that_a_rank_has_started_is_no_rank():
-    rank = NESTED + f"import subprocess, sys; subprocess.run([sys.executable, '-c', {NESTED!r}])"
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({}, "no rank"),
+        ({"FACETRAIN_LAUNCHER": str(1 << 22)}, "no rank"),
+        ({"TORCHELASTIC_RUN_ID": "another"}, "a rank"),
+    ],
+    ids=["command", "command after the launcher has ended", "rank of a torchrun"],
+)
+def test_a_process_that_a_rank_has_started_is_no_rank_of_its_launcher(change, found):
+    command = f"subprocess.run([sys.executable, '-c', {NESTED!r}], env=os.environ | {change})"
+    rank = f"{NESTED}\nimport os, subprocess, sys\n{command}"
     code = LAUNCHER.format(rank=rank, end="rank.wait()")
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment(), stdout=subprocess.PIPE, text=True, timeout=60
     )
-    assert done.stdout == "a rank\nno rank\n"
+    assert done.stdout == f"a rank\n{found}\n"
 
 
 @pytest.mark.parametrize(
