@@ -137,7 +137,9 @@ def _continued(
     model = None if plan.is_fetched else newest_model_file(Path(plan.folder))
     is_over = has_ended and is_verified and model is not None and read_step(model) == checkpoint.step
     if is_over and plan.request.is_part:
-        _require_unchanged([change for change in changes if is_set(plan.set_keys, change.key)], checkpoint)
+        # The command still computes on the device.
+        given = [change for change in changes if is_set(plan.set_keys, change.key)]
+        _require_unchanged([change for change in given if change.key != "train.device"], checkpoint)
     return plan.model_copy(
         update={
             "step": checkpoint.step,
