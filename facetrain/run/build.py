@@ -170,9 +170,11 @@ def _begin_in_folder(agreed: Agreed, state: TrainState) -> tuple[Sinks | None, L
                 source, measured = agreed.data.source, agreed.plan.request.measured.keys()
                 # A run that continues has `model.init_from` here, too: its network is not a new one.
                 config = agreed.config
-                changed = {change.key for change in agreed.plan.changes}
+                raises_lr = any(
+                    change.key == "optim.lr" and change.now > change.before for change in agreed.plan.changes
+                )
                 warnings += check_start(
-                    config, agreed.folder, source, state, agreed.schedule, measured, changed
+                    config, agreed.folder, source, state, agreed.schedule, measured, raises_lr=raises_lr
                 )
                 # Before the folder is written: a sink may refuse the run.
                 sinks = open_sinks(agreed.config, agreed.folder, agreed.plan.run_id, agreed.plan.step)

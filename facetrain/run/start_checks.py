@@ -45,7 +45,8 @@ def check_start(
     state: TrainState,
     schedule: StepSchedule,
     measured: Set[str],
-    changed: Set[str],
+    *,
+    raises_lr: bool,
 ) -> list[str]:
     """Check disk, data and learning rate before the first step; return the warnings. For the leader only.
 
@@ -56,14 +57,15 @@ def check_start(
         state: state of the run, as it will be saved.
         schedule: steps of the run.
         measured: config keys whose values a measurement has given (`--batch auto`, `--lr find`).
-        changed: config keys whose values are not those of the checkpoint that the run continues from.
+        raises_lr: whether the run continues with a higher learning rate; a lower one is what a later stage, or the
+            advice for a run that has diverged, asks for.
 
     Raises:
         RunError: the disk cannot hold a checkpoint, or cannot rename a folder.
     """
     facts = gather_facts(config, source, state.world.size)
     # A rate is settled that was measured, with which the run has begun, or that is reported by a check of its own.
-    has_begun_so = state.resumed and "optim.lr" not in changed
+    has_begun_so = state.resumed and not raises_lr
     is_settled = has_begun_so or config.optim.lr > HIGHEST_LR[config.optim.name]
     settled = measured | ({"optim.lr"} if is_settled else set())
     # Those of later steps are put aside, and stay.
