@@ -120,7 +120,13 @@ class TrainStep:
         what = (
             f"the loss or the gradient was not finite in {skipped} consecutive steps, the last of them step"
         )
-        raise self._diverged(state, batches, f"{what} {self._number}")
+        scale = state.stepper.scale
+        remedy = (  # this many steps are not enough to find one above 1
+            "in fp16, steps are skipped until the loss scale is found: take more steps (train.max_steps, train.epochs)"
+            if scale.enabled and float(scale.value) > 1
+            else ""
+        )
+        raise self._diverged(state, batches, f"{what} {self._number}", remedy)
 
     def require_finite_network(self, state: TrainState, batches: tuple[Batch, ...]) -> None:
         """Check what was trained, after this step: the last steps of a run may have spoiled it. Collective.
@@ -138,8 +144,13 @@ class TrainStep:
             what = f"the network has weights or batch norm statistics that are not finite after step {self._number}"
             raise self._diverged(state, batches, what)
 
-    def _diverged(self, state: TrainState, batches: tuple[Batch, ...], what: str) -> DivergedError:
-        """Return the error of a run that has diverged, with a report that lists the images of this step. Collective."""
+    def _diverged(
+        self, state: TrainState, batches: tuple[Batch, ...], what: str, remedy: str = ""
+    ) -> DivergedError:
+        """Return the error of a run that has diverged, with a report that lists the images of this step. Collective.
+
+        Without a known `remedy`, it advises the usual ones.
+        """
         loss, norm = float(self._loss), float(self._result.grad_norm)
         local_images = [[batch.sample_B.tolist(), batch.label_B.tolist()] for batch in batches]
         report = {
@@ -165,9 +176,12 @@ class TrainStep:
             if sound > 1
             else "start again"
         )
+        remedy = remedy or (
+            f"{advice}lower optim.lr, raise optim.warmup_epochs or set train.precision to fp32 if it is not, and "
+            f"{restart}"
+        )
         return DivergedError(
-            f"{what} (loss {loss:g}, gradient norm {norm:g}; diverged.json lists its images); {advice}lower "
-            f"optim.lr, raise optim.warmup_epochs or set train.precision to fp32 if it is not, and {restart}",
+            f"{what} (loss {loss:g}, gradient norm {norm:g}; diverged.json lists its images); {remedy}",
             report,
         )
 

@@ -40,7 +40,7 @@ def test_activations_that_overflow_in_one_step_do_not_change_the_batch_norm_stat
 
 
 def test_only_skipped_steps_in_a_row_end_a_run(state, step, loader):
-    state.stepper.scale = LossScale(CPU, enabled=True, start=1024.0)
+    state.stepper.scale = LossScale(CPU, enabled=True, start=1.0)
     batches, *_ = loader
 
     def take(*, overflows):
@@ -57,6 +57,16 @@ def test_only_skipped_steps_in_a_row_end_a_run(state, step, loader):
         DivergedError, match=r"in 3 consecutive steps.* resume from a checkpoint before step 3 "
     ):
         take(overflows=True)
+
+
+def test_a_run_in_fp16_that_ends_before_its_loss_scale_is_found_is_told_to_be_longer(state, step, loader):
+    state.stepper.scale = LossScale(CPU, enabled=True, start=1024.0)
+    state.backbone.conv1.register_forward_pre_hook(lambda conv, images: (images[0] * float("inf"),))
+    batches, *_ = loader
+    with pytest.raises(DivergedError, match="take more steps") as ended:
+        for _ in range(3):
+            step(state, batches)
+    assert "optim.lr" not in str(ended.value)
 
 
 def test_a_resume_goes_on_counting_the_steps_that_were_skipped_in_a_row(state, step, loader, tmp_path):
