@@ -102,10 +102,6 @@ FORMAT = Format("Parquet", open_parquet, parts=("*.parquet",))
 
 
 def _build_catalog(files: Sequence[Path], skipped: list[SkippedFile]) -> Columns:
-    with arrow_columns.arrow_errors(files[0]):
-        columns = _open(files[0]).schema_arrow.names
-    image = arrow_columns.pick_column(columns, arrow_columns.IMAGE_COLUMNS, "image", files[0])
-    label = arrow_columns.pick_column(columns, arrow_columns.LABEL_COLUMNS, "identity", files[0])
     rows, labels, names, group_bytes = list[np.ndarray](), list[np.ndarray](), list[list[str]](), 0
     read = list[Path]()
     for number, path in enumerate(files):
@@ -114,10 +110,14 @@ def _build_catalog(files: Sequence[Path], skipped: list[SkippedFile]) -> Columns
             groups = [file.metadata.row_group(group) for group in range(file.metadata.num_row_groups)]
             if not any(part.num_rows for part in (file.metadata, *groups)):
                 continue  # such as a table that a filter left empty, whose columns have no types
+            columns = file.schema_arrow.names
+            if not read:
+                image = arrow_columns.pick_column(columns, arrow_columns.IMAGE_COLUMNS, "image", path)
+                label = arrow_columns.pick_column(columns, arrow_columns.LABEL_COLUMNS, "identity", path)
             read.append(path)
-            if missing := {image, label}.difference(file.schema_arrow.names):
+            if missing := {image, label}.difference(columns):
                 raise DataError(
-                    f"{path}: has no column {', '.join(missing)}, unlike {files[0]}; rename its columns"
+                    f"{path}: has no column {', '.join(missing)}, unlike {read[0]}; rename its columns"
                 )
             if repeated := [name for name in (image, label) if file.schema_arrow.names.count(name) > 1]:
                 raise DataError(

@@ -77,10 +77,11 @@ def test_images_of_a_plain_column_are_read_in_place(tmp_path, nested, monkeypatc
     dataset.prefetch(0, 40)
 
 
+@pytest.mark.parametrize("columns", [("image", "label"), ("id",), ()])
 @pytest.mark.parametrize("labels", [[1, 0, 1], ["p1", "p0", "p1"]])
-def test_a_file_without_rows_may_have_columns_without_types(tmp_path, labels):
+def test_a_file_without_rows_may_have_other_columns_and_none_of_a_type(tmp_path, labels, columns):
     for name in ("a", "c"):
-        pq.write_table(pa.table({"image": pa.nulls(0), "label": pa.nulls(0)}), tmp_path / f"{name}.parquet")
+        pq.write_table(pa.table({column: pa.nulls(0) for column in columns}), tmp_path / f"{name}.parquet")
     with pytest.raises(DataError, match="contains no images"):
         open_dataset(tmp_path)
     images = [encoded_image(n) for n in range(3)]
