@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from facetrain.optim.settings import OptimSettings
+from facetrain.text import percent
 
 _FIRST_STEPS = 1000
 """Steps after which the check decides at the latest."""
@@ -100,8 +101,8 @@ class LearningCheck:
         loss, top_1 = sum(self._losses) / len(self._losses), self._nearest / self._images
         return (
             f"training does not seem to learn: after {step:,} steps the loss is {loss:.4g}, and the target class is "
-            f"the nearest for {top_1:.3%} of the images (chance: {1 / self._num_classes:.3%}); likely causes, in this "
-            "order: "
+            f"the nearest for {percent(top_1)} of the images (chance: {percent(1 / self._num_classes)}); likely "
+            "causes, in this order: "
             + "; ".join(f"{number}. {cause}" for number, cause in enumerate(self._causes(), start=1))
         )
 
