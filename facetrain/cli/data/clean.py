@@ -84,7 +84,10 @@ def clean(
     inference: Float32InferenceOptions,
     yes: Annotated[
         bool,
-        typer.Option("--yes", help="Write the dataset even if over 5 % of the images or identities change."),
+        typer.Option(
+            "--yes",
+            help="Write the dataset even if over 5 % of the images change, or of the identities disappear.",
+        ),
     ] = False,
     workers: Workers = None,
     as_json: Json = False,
