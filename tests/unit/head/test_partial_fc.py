@@ -465,6 +465,16 @@ def test_a_step_may_begin_before_each_of_its_calls(margin):
     assert torch.equal(heads[0].weight, heads[1].weight)
 
 
+@pytest.mark.parametrize(("fp16", "dtype"), [(True, torch.bfloat16), (False, None)])
+def test_the_kernels_of_the_logits_are_chosen_by_the_products_that_fp16_gives(monkeypatch, fp16, dtype):
+    dtypes = []
+    monkeypatch.setattr(
+        "facetrain.head.partial_fc.fused_chunks_available", lambda device, margin, dtype: dtypes.append(dtype)
+    )
+    facetrain.PartialFC("cosface", SIZE, CLASSES, fp16=fp16).use_kernels()
+    assert dtypes == [dtype]
+
+
 def test_a_step_that_begins_again_before_its_call_has_the_last_learning_rate():
     heads = [facetrain.PartialFC("cosface", SIZE, CLASSES, update=CenterUpdate()) for _ in range(2)]
     for head, rates in zip(heads, ([0.1], [1.0, 0.1]), strict=True):

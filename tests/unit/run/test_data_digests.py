@@ -177,6 +177,23 @@ def test_images_on_a_disk_count_also_in_a_mixture_with_a_dataset_in_a_store(monk
     assert digest_samples(mixture) != before
 
 
+def test_the_images_of_a_mixture_on_a_disk_are_sampled_as_those_of_one_dataset():
+    sizes = (1000, 3000)
+    parts = [
+        SimpleNamespace(
+            num_images=size,
+            num_classes=1,
+            labels=np.zeros(size, np.int32),
+            files=[],
+            read=lambda index, size=size: b"%d %d" % (size, index),
+        )
+        for size in sizes
+    ]
+    places = [(size, index) for size in sizes for index in range(size)]
+    whole = SimpleNamespace(num_images=4000, files=[], read=lambda number: b"%d %d" % places[number])
+    assert digest_samples(MixtureDataset(parts, [1.0, 1.0])) == digest_samples(whole)
+
+
 def test_other_images_or_labels_of_a_verification_set_give_another_digest():
     images, same = [b"abc", b"d", b"ef", b"g"], np.array([True, False])
     pairs = [
