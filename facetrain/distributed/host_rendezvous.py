@@ -55,11 +55,8 @@ _T = TypeVar("_T")
 
 def create_rendezvous(parameters: RendezvousParameters) -> HostRendezvous:
     """Return the rendezvous that a `LaunchConfig` describes, for torch's registry."""
-    handler = HostRendezvous(
-        parameters.endpoint, parameters.run_id, parameters.min_nodes, parameters.max_nodes
-    )
-    handler.log_dir = Path(parameters.get("log_dir"))
-    return handler
+    hosts = parameters.min_nodes, parameters.max_nodes
+    return HostRendezvous(parameters.endpoint, parameters.run_id, *hosts, Path(parameters.get("log_dir")))
 
 
 class _SilentStoreError(RendezvousConnectionError):
@@ -76,7 +73,7 @@ class FinalFailure(Exception):
 class HostRendezvous(RendezvousHandler):
     """Rendezvous for the elastic agent of this host. The host that can listen at the endpoint serves the store."""
 
-    def __init__(self, endpoint: str, run_id: str, min_hosts: int, max_hosts: int) -> None:
+    def __init__(self, endpoint: str, run_id: str, min_hosts: int, max_hosts: int, log_dir: Path) -> None:
         """Prepare the rendezvous; nothing is opened before the first one.
 
         Args:
@@ -84,11 +81,12 @@ class HostRendezvous(RendezvousHandler):
             run_id: Name of the run, by which a store separates several runs.
             min_hosts: Number of hosts without which no rank starts.
             max_hosts: Number of hosts with which the ranks start at once.
+            log_dir: Folder of the ranks' logs, in which a rank may forbid a restart, or leave the run to other hosts.
         """
         # A single host is closed to others, whatever its endpoint is.
         self._server, self._port = host_and_port(endpoint) if max_hosts > 1 else (LOOPBACK, 0)
         """Host that serves the store, and the port of the store."""
-        self._run_id = run_id
+        self._run_id, self._log_dir = run_id, log_dir
         self._me = Member(f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}")
         self._first = GroupStart(min_hosts, max_hosts)
         """State of a run of which this is the first host."""
@@ -101,8 +99,6 @@ class HostRendezvous(RendezvousHandler):
         self._is_refused = False
         """Whether this host cannot take part, and the others go on without it."""
         self._asked_at = 0.0
-        self.log_dir: Path | None = None
-        """Folder of the ranks' logs, in which a rank may forbid a restart, or leave the run to the other hosts."""
 
     def get_backend(self) -> str:
         """Return the name in torch's registry."""
@@ -129,7 +125,7 @@ class HostRendezvous(RendezvousHandler):
             UsageError: the run has other numbers of hosts.
         """
         # torch's agent restarts ranks whatever their exit code is, but asks for the hosts of the next start first.
-        if self.log_dir is not None and has_mark(self.log_dir, Mark.NO_RESTART):
+        if has_mark(self._log_dir, Mark.NO_RESTART):
             raise FinalFailure
         report, deadline = _WaitReport(), time.monotonic() + _JOIN_S
         self._connected = self._connected or self._connect(report, deadline)
@@ -207,7 +203,7 @@ class HostRendezvous(RendezvousHandler):
 
     def shutdown(self) -> bool:
         """End the run on all hosts, unless they go on without this one; return whether they can learn of it."""
-        if self._is_refused or (self.log_dir is not None and has_mark(self.log_dir, Mark.LEAVES)):
+        if self._is_refused or has_mark(self._log_dir, Mark.LEAVES):
             return True
         try:
             self.set_closed()

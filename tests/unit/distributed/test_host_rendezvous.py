@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from torch.distributed import TCPStore
@@ -52,6 +53,10 @@ def endpoint():
     return f"127.0.0.1:{free_ports(1)[0]}"
 
 
+def host_at(endpoint, min_hosts, max_hosts, log_dir=Path("no_logs")):
+    return HostRendezvous(endpoint, "run", min_hosts, max_hosts, log_dir)
+
+
 def meet(*hosts, last_call_s=0.0):
     """Let hosts join the next start together; return the sizes that they were told.
 
@@ -71,7 +76,7 @@ def meet(*hosts, last_call_s=0.0):
 
 
 def test_nodes_start_again_with_one_that_comes_later_and_without_one_that_is_gone(endpoint):
-    hosts = [HostRendezvous(endpoint, "run", 2, 3) for _ in range(3)]
+    hosts = [host_at(endpoint, 2, 3) for _ in range(3)]
     assert meet(*hosts[:2]) == {2}
     assert not hosts[0].num_nodes_waiting()
     with ThreadPoolExecutor(1) as thread:
@@ -89,9 +94,9 @@ def test_nodes_start_again_with_one_that_comes_later_and_without_one_that_is_gon
 
 
 def test_a_node_with_other_numbers_of_nodes_ends_and_does_not_disturb_the_others(endpoint):
-    hosts = [HostRendezvous(endpoint, "run", 1, 2) for _ in range(2)]
+    hosts = [host_at(endpoint, 1, 2) for _ in range(2)]
     assert meet(hosts[0]) == {1}
-    other = HostRendezvous(endpoint, "run", 1, 3)
+    other = host_at(endpoint, 1, 3)
     with pytest.raises(
         UsageError, match=f"--nnodes 1:3: the run at {endpoint} has --nnodes 1:2; give the same"
     ):
@@ -104,9 +109,8 @@ def test_a_node_with_other_numbers_of_nodes_ends_and_does_not_disturb_the_others
 def test_a_node_whose_ranks_cannot_take_part_ends_the_run_only_if_nobody_can(
     endpoint, tmp_path, marks, ends_all
 ):
-    hosts = [HostRendezvous(endpoint, "run", 1, 2) for _ in range(2)]
+    hosts = [host_at(endpoint, 1, 2), host_at(endpoint, 1, 2, tmp_path)]
     assert meet(*hosts, last_call_s=60) == {2}
-    hosts[1].log_dir = tmp_path
     folder = tmp_path / "run_x" / "attempt_0" / "0"
     folder.mkdir(parents=True)
     for name in marks:
@@ -122,7 +126,7 @@ def test_a_node_whose_ranks_cannot_take_part_ends_the_run_only_if_nobody_can(
 def test_a_node_that_waits_opens_the_next_start_if_all_nodes_of_the_present_one_are_lost(
     endpoint, monkeypatch
 ):
-    first, second, server, late = (HostRendezvous(endpoint, "run", 2, 2) for _ in range(4))
+    first, second, server, late = (host_at(endpoint, 2, 2) for _ in range(4))
     server._connected = server._connect(
         host_rendezvous._WaitReport(), time.monotonic() + 10
     )  # serves the store
@@ -142,7 +146,7 @@ def test_a_node_that_waits_opens_the_next_start_if_all_nodes_of_the_present_one_
 
 
 def test_a_single_node_meets_nobody_and_listens_on_the_loopback_interface(capsys):
-    host = HostRendezvous("host.example:29400", "run", 1, 1)
+    host = host_at("host.example:29400", 1, 1)
     for _ in range(2):
         info = host.next_rendezvous()
         assert (info.rank, info.world_size) == (0, 1) and not host.num_nodes_waiting()
@@ -151,7 +155,7 @@ def test_a_single_node_meets_nobody_and_listens_on_the_loopback_interface(capsys
 
 
 def test_a_state_that_another_program_has_written_is_neither_used_nor_run(endpoint):
-    host = HostRendezvous(endpoint, "run", 1, 2)
+    host = host_at(endpoint, 1, 2)
     host.next_rendezvous()
     name, _, port = endpoint.partition(":")
     intruder = TCPStore(name, int(port), is_master=False)
@@ -166,7 +170,7 @@ def test_a_state_that_another_program_has_written_is_neither_used_nor_run(endpoi
 def test_for_how_many_hosts_a_node_waits_is_reported_once(capsys, monkeypatch, endpoint):
     monkeypatch.setattr(host_rendezvous, "_JOIN_S", 1)
     with pytest.raises(RendezvousTimeoutError, match="1 s"):
-        HostRendezvous(endpoint, "run", 3, 4).next_rendezvous()
+        host_at(endpoint, 3, 4).next_rendezvous()
     assert capsys.readouterr().err == (
         f"waiting for 2 more: 1 of 4 hosts have joined at {endpoint}; start the same command on the others\n"
     )
@@ -179,7 +183,7 @@ def test_each_reason_why_an_endpoint_does_not_answer_is_reported_once(capsys, mo
     reasons = itertools.cycle(["No route to host", "timed out"])
     monkeypatch.setattr(HostRendezvous, "_refusal", lambda _: next(reasons))
     with pytest.raises(RendezvousConnectionError):
-        HostRendezvous("192.0.2.1:29400", "run", 2, 2).next_rendezvous()
+        host_at("192.0.2.1:29400", 2, 2).next_rendezvous()
     lines = capsys.readouterr().err.splitlines()
     start = "waiting for 192.0.2.1:29400 (--rdzv-endpoint), which does not answer ("
     assert sorted(line.removeprefix(start).partition(")")[0] for line in lines) == [
@@ -225,7 +229,7 @@ def test_an_agent_goes_on_while_the_store_does_not_answer_and_joins_when_it_does
     server = start(endpoint.partition(":")[2], module="server", cwd=tmp_path)
     try:
         assert server.stdout.readline() == "serves\n"
-        host = HostRendezvous(endpoint, "run", 1, 2)
+        host = host_at(endpoint, 1, 2)
         assert host.next_rendezvous().world_size == 1
         server.send_signal(signal.SIGSTOP)
         wait_until(lambda: state_of(server.pid) == "T")  # the kernel stops it when its thread runs next
