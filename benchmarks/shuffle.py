@@ -17,8 +17,8 @@ def measure_shuffle(
         sampler = GlobalSampler(images, SampleOrder(seed=1, global_batch_size=batch_size, mode=mode))
         identities, pairs, shared = [], [], []
         for step in np.linspace(0, sampler.steps_per_epoch - 2, steps).astype(int).tolist():
-            before = np.unique(sampler.batch(step) // images_per_identity)
-            identity, count = np.unique(sampler.batch(step + 1) // images_per_identity, return_counts=True)
+            before = np.unique(sampler.batch(step)[0] // images_per_identity)
+            identity, count = np.unique(sampler.batch(step + 1)[0] // images_per_identity, return_counts=True)
             identities.append(len(identity))
             pairs.append((count * (count - 1) // 2).sum())
             shared.append(len(np.intersect1d(before, identity)))

@@ -189,7 +189,7 @@ class Loader:
             for first, count in ranges:
                 self._dataset.prefetch(first, count)
             self._is_first_step = False
-            sample, repeat = self._sampler.batch_with_repeats(self._next_step, self._rows_N)
+            sample, repeat = self._sampler.batch(self._next_step, self._rows_N)
             # On the CPU, a batch that the caller still holds is a view of its slot.
             slot = next(slot for slot in self._free if self._prefetcher.is_free(slot))
             self._free.remove(slot)

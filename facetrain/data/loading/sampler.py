@@ -108,14 +108,11 @@ class GlobalSampler:
         """Return the epoch of a step, from 0."""
         return self._epoch_and_place(step)[0]
 
-    def batch(self, step: int, rows_N: np.ndarray | None = None) -> np.ndarray:
-        """Return the dataset indices of a step, or of some rows of its global batch: int64 (N,)."""
-        return self.batch_with_repeats(step, rows_N)[0]
+    def batch(self, step: int, rows_N: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the dataset indices of a step, or of some rows of its global batch, int64 (N,).
 
-    def batch_with_repeats(
-        self, step: int, rows_N: np.ndarray | None = None
-    ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return `batch`, and how often the epoch has shown each of its images before: int64 (N,); None: never."""
+        Also return how often the epoch has shown each of these images before, int64 (N,); None: never.
+        """
         epoch, within = self._epoch_and_place(step)
         rows_N = np.arange(self.global_batch_size) if rows_N is None else rows_N
         position = within * self.global_batch_size + rows_N
@@ -186,14 +183,12 @@ class MixtureSampler(GlobalSampler):
         self._first_position = np.cumsum(self._per_epoch) - self._per_epoch
         self._first_index = np.cumsum(self._counts) - self._counts
 
-    def batch_with_repeats(
-        self, step: int, rows_N: np.ndarray | None = None
-    ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return `batch`, and how often the epoch has shown each of its images before: int64 (N,); None: never.
+    def batch(self, step: int, rows_N: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray | None]:
+        """As `GlobalSampler.batch`.
 
         In an epoch that begins within a pass, every image of the next pass counts as shown before.
         """
-        position, _ = super().batch_with_repeats(step, rows_N)
+        position, _ = super().batch(step, rows_N)
         index, repeat = self._index_and_repeats(position, self.epoch(step))
         return index, repeat if repeat.any() else None
 

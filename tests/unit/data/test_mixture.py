@@ -122,7 +122,7 @@ def test_an_epoch_shows_each_dataset_as_often_as_its_weight(tmp_path):
     dataset = open_dataset(mixture(tmp_path, "datasets: [{path: one, weight: 0.5}, {path: two, weight: 2}]"))
     assert epoch_size(dataset) == 11
     sampler = build_sampler(dataset, SampleOrder(seed=1, global_batch_size=1))
-    first, second = (np.array([sampler.batch(11 * e + t)[0] for t in range(11)]) for e in range(2))
+    first, second = (np.array([sampler.batch(11 * e + t)[0][0] for t in range(11)]) for e in range(2))
     for epoch in (first, second):
         assert np.bincount(epoch, minlength=10)[6:].tolist() == [2, 2, 2, 2]
         assert (epoch < 6).sum() == 3
@@ -140,7 +140,7 @@ def test_an_image_that_an_epoch_shows_again_has_other_draws(mode):
     sampler = MixtureSampler([10, 6, 3], [0.7, 2, 3.4], order)
     for epoch in range(4):
         steps = range(epoch * sampler.steps_per_epoch, (epoch + 1) * sampler.steps_per_epoch)
-        batches = [sampler.batch_with_repeats(step) for step in steps]
+        batches = [sampler.batch(step) for step in steps]
         repeats = [np.zeros_like(index) if repeat is None else repeat for index, repeat in batches]
         shown = [*zip(np.concatenate([index for index, _ in batches]), np.concatenate(repeats), strict=True)]
         assert len(set(shown)) == len(shown) > len({index for index, _ in shown})
@@ -158,25 +158,25 @@ def mixture_in_blocks(seed=1):
 
 def test_every_pass_over_a_dataset_has_another_order():
     sampler = MixtureSampler([40], [0.5], SampleOrder(seed=1, global_batch_size=20))
-    halves = [frozenset(sampler.batch(epoch).tolist()) for epoch in range(6)]
+    halves = [frozenset(sampler.batch(epoch)[0].tolist()) for epoch in range(6)]
     assert len(set(halves)) == 6
 
 
 def test_datasets_of_the_same_size_have_different_orders():
     sampler = MixtureSampler([40, 40], [0.5, 0.5], SampleOrder(seed=1, global_batch_size=40))
-    shown = sampler.batch(0)
+    shown = sampler.batch(0)[0]
     assert {*shown[shown < 40]} != {*(shown[shown >= 40] - 40)}
 
 
 def test_a_mixture_in_blocks_shows_every_image_as_often_as_its_weight():
     sampler = mixture_in_blocks()
     assert sampler.num_images == 1100 and sampler.steps_per_epoch == 100
-    first, second = (np.concatenate([sampler.batch(100 * e + t) for t in range(100)]) for e in range(2))
+    first, second = (np.concatenate([sampler.batch(100 * e + t)[0] for t in range(100)]) for e in range(2))
     for epoch in (first, second):
         assert (np.bincount(epoch[epoch >= 1000] - 1000, minlength=300) == 2).all()
         assert len(np.unique(epoch[epoch < 1000])) == 500
     assert sorted([*first[first < 1000], *second[second < 1000]]) == list(range(1000))
-    assert not np.array_equal(sampler.batch(0), mixture_in_blocks(seed=2).batch(0))
+    assert not np.array_equal(sampler.batch(0)[0], mixture_in_blocks(seed=2).batch(0)[0])
 
 
 def test_a_mixture_in_blocks_prefetches_the_blocks_that_it_reads():
@@ -184,12 +184,12 @@ def test_a_mixture_in_blocks_prefetches_the_blocks_that_it_reads():
     for step in range(100):
         for start, count in sampler.ranges_to_prefetch(step, is_first_step=step == 0):
             asked |= set(range(start, start + count))
-        batch = sampler.batch(step).tolist()
+        batch = sampler.batch(step)[0].tolist()
         assert asked.issuperset(batch)
         read += batch
     full = MixtureSampler([1000, 300], [0.5, 2], SampleOrder(seed=1, global_batch_size=11))
     windows = [read[start : start + 64] for start in range(0, 1024, 64)]
-    scattered = np.concatenate([full.batch(step) for step in range(100)]).tolist()
+    scattered = np.concatenate([full.batch(step)[0] for step in range(100)]).tolist()
 
     def neighbors(numbers):
         return sum(number + 1 in numbers for number in numbers)

@@ -59,13 +59,13 @@ def test_every_epoch_of_every_stage_shows_each_image_once(mode, mixed):
         steps = range(stage.first_step, stage.stop_step)
         epochs = np.array([sampler.epoch(step) for step in steps]).reshape(-1, stage.steps_per_epoch)
         assert (stage.first_epoch + np.arange(len(epochs)) == epochs.T).all()
-        orders += np.concatenate([sampler.batch(step) for step in steps]).reshape(-1, 100).tolist()
+        orders += np.concatenate([sampler.batch(step)[0] for step in steps]).reshape(-1, 100).tolist()
     assert len(orders) == 5 and all(sorted(order) == list(range(100)) for order in orders)
     assert len(set(map(tuple, orders))) == 5
     # The order of the images of an epoch does not depend on the batch size.
     order = SampleOrder(**options | {"first_step": 0, "first_epoch": 0})
     plain = MixtureSampler([60, 40], [1, 1], order) if mixed else GlobalSampler(100, order)
-    assert np.concatenate([plain.batch(step) for step in range(50)]).reshape(-1, 100).tolist() == orders
+    assert np.concatenate([plain.batch(step)[0] for step in range(50)]).reshape(-1, 100).tolist() == orders
 
 
 def test_without_stages_rates_and_steps_are_those_of_the_polynomial_bit_by_bit():

@@ -18,20 +18,20 @@ def test_a_permutation_contains_every_number_once_and_depends_on_the_key(length)
 @pytest.mark.parametrize("mode", ["full", "blocks"])
 def test_an_epoch_shows_every_image_at_most_once_and_the_next_epoch_has_another_order(mode):
     sampler = GlobalSampler(1003, SampleOrder(seed=5, global_batch_size=10, mode=mode, block=16, window=4))
-    epochs = [np.concatenate([sampler.batch(100 * e + t) for t in range(100)]) for e in range(2)]
+    epochs = [np.concatenate([sampler.batch(100 * e + t)[0] for t in range(100)]) for e in range(2)]
     assert sampler.steps_per_epoch == 100 and [sampler.epoch(t) for t in (0, 99, 100)] == [0, 0, 1]
     for images_of in epochs:
         assert len(np.unique(images_of)) == 1000 and images_of.min() >= 0 and images_of.max() < 1003
     assert not np.array_equal(*epochs)
     other = GlobalSampler(1003, SampleOrder(seed=6, global_batch_size=10, mode=mode, block=16, window=4))
-    assert not np.array_equal(sampler.batch(0), other.batch(0))
+    assert not np.array_equal(sampler.batch(0)[0], other.batch(0)[0])
 
 
 def test_a_batch_in_blocks_reads_few_blocks():
     sampler = GlobalSampler(
         64 * 100, SampleOrder(seed=1, global_batch_size=64 * 4, mode="blocks", block=64, window=4)
     )
-    assert len(np.unique(sampler.batch(0) // 64)) == 4
+    assert len(np.unique(sampler.batch(0)[0] // 64)) == 4
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 31, 160, 165])
@@ -55,7 +55,7 @@ def test_every_image_of_a_dataset_in_blocks_is_shown_in_some_epoch(mixed):
         else GlobalSampler(10100, SampleOrder(**options))
     )
     missing = [
-        set(range(10100)).difference(*(sampler.batch(9 * epoch + step).tolist() for step in range(9)))
+        set(range(10100)).difference(*(sampler.batch(9 * epoch + step)[0].tolist() for step in range(9)))
         for epoch in range(30)
     ]
     assert all(len(images) == 10100 - 9 * 1024 for images in missing)
@@ -71,7 +71,7 @@ def test_blocks_are_prefetched_one_window_ahead(rest):
     asked = [[n for first, count in stretches for n in range(first, first + count)] for stretches in ranges]
     assert [len(images) for images in asked] == [512, 0, 0, 0, 256, 0, 0, 0, rest, 0, 0, 0]
     for window in range(3):
-        read = {n for step in range(4) for n in sampler.batch(4 * window + step).tolist()}
+        read = {n for step in range(4) for n in sampler.batch(4 * window + step)[0].tolist()}
         assert read == set(asked[0][:256] if window == 0 else asked[0][256:] if window == 1 else asked[4])
     assert len(ranges[0]) <= 8 + 1
     # After a resume inside of a window, and where an epoch begins: nothing has announced the images before.
@@ -79,14 +79,14 @@ def test_blocks_are_prefetched_one_window_ahead(rest):
         ranges = sampler.ranges_to_prefetch(step, is_first_step=is_first)
         announced = {n for first, count in ranges for n in range(first, first + count)}
         present = step // 4 * 4
-        read = {n for each in range(present, present + 8) for n in sampler.batch(each).tolist()}
+        read = {n for each in range(present, present + 8) for n in sampler.batch(each)[0].tolist()}
         assert read <= announced and len(announced) in (512, 256 + 256)
 
 
 def test_every_window_has_another_order():
     order = SampleOrder(seed=1, global_batch_size=64, mode="blocks", block=64, window=1)
     sampler = GlobalSampler(64 * 10, order)
-    assert len({tuple(sampler.batch(step) % 64) for step in range(10)}) == 10
+    assert len({tuple(sampler.batch(step)[0] % 64) for step in range(10)}) == 10
 
 
 def test_a_dataset_smaller_than_a_global_batch_is_refused():
@@ -100,8 +100,8 @@ def test_rows_of_a_batch_are_those_of_the_whole_batch(mode):
     rows = np.array([7, 2, 11])
     for sampler in (GlobalSampler(100, order), MixtureSampler([40, 9], [0.5, 3], order)):
         for step in range(2 * sampler.steps_per_epoch):
-            index, part = sampler.batch_with_repeats(step, rows)
-            assert index.tolist() == sampler.batch(step, rows).tolist() == sampler.batch(step)[rows].tolist()
-            _, whole = sampler.batch_with_repeats(step)
+            index, part = sampler.batch(step, rows)
+            whole_index, whole = sampler.batch(step)
+            assert index.tolist() == whole_index[rows].tolist()
             assert part is None or part.tolist() == whole[rows].tolist()
             assert part is not None or whole is None or not whole[rows].any()
