@@ -85,7 +85,7 @@ def export(
     if file.int8:  # the results are those of the file
         open_sets(sets.target or (), data_dir)
     results = {} if file.int8 else _evaluate(opened, sets.target, data_dir)
-    if row.is_compared:
+    if not row.stores_weights:
         file = replace(file, images=_read_images(images, file, opened.image_size))
     echo_line(f"writing {output}", err=True)  # which takes a minute for a large network
     with progress_bar("comparing") as progress:
@@ -150,7 +150,7 @@ def _check_options(format: str, row: ExportFormat, file: ExportOptions, images: 
     for option in sorted(given.keys() - row.options):
         supported = " or ".join(name for name, other in FORMATS.items() if option in other.options)
         raise UsageError(f"--format {format} has no option {given[option]}; use --format {supported} with it")
-    if images is not None and not row.is_compared:
+    if images is not None and row.stores_weights:
         raise UsageError(f"--format {format} has no option --images; the file has the weights themselves")
     if file.int8 and given.keys() != {"int8"}:
         others = ", ".join(sorted(set(given.values()) - {"--int8"}))

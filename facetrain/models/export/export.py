@@ -150,7 +150,7 @@ def require_exportable(model: EmbeddingModel, format: str) -> None:
     """
     if isinstance(model.network, OnnxNetwork):
         raise ModelError(f"{model.description}: cannot be exported; give the model that it was exported from")
-    if FORMATS[format].needs_backbone and "backbone" not in model.metadata:
+    if FORMATS[format].stores_weights and "backbone" not in model.metadata:
         raise ModelError(
             f"{model.description}: is a graph of another program, which --format {format} cannot store; "
             "use onnx or torch_export"

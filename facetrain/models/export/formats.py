@@ -96,10 +96,8 @@ class ExportFormat:
     """End of the name of the file, by which the command line recognizes the format."""
     second_suffix: str = ""
     """Suffix of a second file, in place of the first one's; empty if there is none."""
-    is_compared: bool = True
-    """Whether a runtime opens the file, to compare its embeddings with the network."""
-    needs_backbone: bool = False
-    """Whether it stores only networks of facetrain."""
+    stores_weights: bool = False
+    """Whether it stores the weights of a network of facetrain, and no graph whose embeddings could be compared."""
 
     def files(self, path: Path) -> list[Path]:
         """Return the files that an export to `path` writes."""
@@ -121,7 +119,7 @@ class ExportFormat:
 
 
 FORMATS: dict[str, ExportFormat] = {
-    "safetensors": ExportFormat("safetensors", suffix=".safetensors", is_compared=False, needs_backbone=True),
+    "safetensors": ExportFormat("safetensors", suffix=".safetensors", stores_weights=True),
     "onnx": ExportFormat(
         "onnx",
         _GRAPH_OPTIONS | {"int8", "opset", "split_prelu"},
