@@ -21,7 +21,10 @@ def gpu_failure() -> str:
     """
     import torch  # takes seconds
 
-    if torch.cuda.is_available() or not _driver_has_gpus():
+    if torch.cuda.is_available():
+        return ""
+    status, count = _asked_driver()
+    if count == 0 and status in (_SUCCESS, _NO_DEVICE, _STUB_LIBRARY):
         return ""
     try:
         torch.cuda.init()
@@ -35,14 +38,8 @@ def count_gpus() -> int:
     return _asked_driver()[1]
 
 
-def _driver_has_gpus() -> bool:
-    """Return whether the driver has a GPU that this process may use, or fails. False for AMD's."""
-    status, count = _asked_driver()
-    return count > 0 or status not in (_SUCCESS, _NO_DEVICE, _STUB_LIBRARY)
-
-
 def _asked_driver() -> tuple[int, int]:
-    """Return the status of NVIDIA's driver, and the number of its GPUs."""
+    """Return the status of NVIDIA's driver, and the number of its GPUs; none for AMD's."""
     driver, count = _cuda_driver(), ctypes.c_int()
     if driver is None:
         return _NO_DEVICE, 0
