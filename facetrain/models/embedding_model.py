@@ -152,14 +152,13 @@ def _check_options(options: dict[str, Any], num_weights: int) -> None:
 def _open_onnx(path: Path) -> EmbeddingModel:
     network = open_onnx(path)
     given: dict[str, Any] = PREPROCESSING | dict(zip(("mean", "scale"), network.mean_and_scale, strict=True))
-    takes = "pixels" if network.from_pixels else NAMES_OF_SCALES[given["scale"]]
     metadata = {PREPROCESSING_KEY: given} | network.metadata
     return EmbeddingModel(
         network.eval(),
         network.image_size,
         network.embedding_size,
         uint8_pixels if network.from_pixels else prepare_of(given),
-        f"ONNX, {path.name}, takes {takes}{_origin_of(metadata)}",
+        f"ONNX, {path.name}, takes {NAMES_OF_SCALES[given['scale']]}{_origin_of(metadata)}",
         metadata,
     )
 

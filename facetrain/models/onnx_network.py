@@ -32,14 +32,14 @@ LANDMARKS_INPUT = "landmarks"
 class OnnxNetwork(nn.Module):
     """An onnxruntime session that maps images (B, 3, H, W) on any device to embeddings (B, D)."""
 
-    def __init__(self, session: Any, path: Path) -> None:
-        """Take a session and its file.
+    def __init__(self, session: Any, path: Path, mean_and_scale: tuple[float, float]) -> None:
+        """Take a session, its file, and the mean and the scale of the input (pixels − mean) / scale of its graph.
 
         Raises:
             ModelError: its graph does not map square RGB images to embeddings.
         """
         super().__init__()
-        self._session, self._path = session, path
+        self._session, self._path, self.mean_and_scale = session, path, mean_and_scale
         (image, *others), (embedding, *_) = session.get_inputs(), session.get_outputs()
         self._input_name = image.name
         self._channels_last, self.image_size = _read_layout(path, image, others, embedding)
@@ -53,8 +53,6 @@ class OnnxNetwork(nn.Module):
         self._batch = batch if isinstance(batch, int) and batch > 0 else None
         self.metadata = parse_metadata(session.get_modelmeta().custom_metadata_map)
         """Metadata that `facetrain export` wrote: `backbone`, `preprocessing`, `config`."""
-        self.mean_and_scale: tuple[float, float] = (0, 1)
-        """The mean and the scale of the input (pixels − mean) / scale that the graph takes."""
         blank = torch.zeros(1, 3, self.image_size, self.image_size)
         self.embedding_size = width if isinstance(width, int) else self(blank).shape[1]
 
@@ -177,8 +175,7 @@ def open_onnx(path: Path) -> OnnxNetwork:
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = _ERRORS  # else one line for each weight that is also listed as an input
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        network = OnnxNetwork(session, path)
-        network.mean_and_scale = given
+        network = OnnxNetwork(session, path, given)
     except ModelError:
         raise
     except Exception as error:  # onnxruntime's errors have no common base
