@@ -104,7 +104,7 @@ class TimmNetwork(Backbone):
         Raises:
             ModelError: the weights are those of another network.
         """
-        convert = getattr(_module_of(self.network), "checkpoint_filter_fn", None)
+        convert = getattr(sys.modules[type(self.network).__module__], "checkpoint_filter_fn", None)
         try:
             found = convert(dict(weights), self.network) if convert else dict(weights)
         except (KeyError, RuntimeError, IndexError, ValueError, AttributeError) as error:
@@ -163,7 +163,3 @@ def _switch_off_draws(network: nn.Module) -> None:
             module.p = 0.0
         for rate in {"drop_prob", "drop_rate"} & vars(module).keys():
             setattr(module, rate, 0.0)
-
-
-def _module_of(network: nn.Module) -> Any:
-    return sys.modules[type(network).__module__]

@@ -69,16 +69,12 @@ def _matmul(node: Node) -> Layer:
     return replace(node, constants=(weight.T, *bias)).layer("linear")
 
 
-def _prelu(node: Node) -> Layer:
-    return node.layer("prelu")
-
-
 _LAYERS: dict[str, Callable[[Node], Layer | None]] = {
     "Conv": _convolution,
     "BatchNormalization": _batch_norm,
     "Gemm": _gemm,
     "MatMul": _matmul,
-    "PRelu": _prelu,
+    "PRelu": lambda node: node.layer("prelu"),
     "Add": _add,
 }
 """Readers by `NodeProto.op_type` (https://onnx.ai/onnx/operators/); None for a node that is no layer of a backbone."""
