@@ -28,8 +28,8 @@ An index is on the table's device where rows are read, has no repetitions where 
 optimizer updates them.
 """
 
-NOISE, CENTERS, MARGINS = 1, 2, 3
-"""Numbers that separate the random keys of a head's seed: of stochastic rounding, the first centers, and margins."""
+NOISE, CENTERS, MARGIN_DRAWS = 1, 2, 3
+"""Numbers that separate the random keys of a head's seed: of rounding, the first centers, and draws of margins."""
 _INIT_STD = 0.01
 _INIT_BLOCK = 4096
 """Classes that share a random generator. Changing it changes the initial centers of every seed."""

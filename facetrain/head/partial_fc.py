@@ -24,7 +24,7 @@ from facetrain.head import shard_state
 from facetrain.head.base_head import BaseHead
 from facetrain.head.center_gradient import AccumulatedGradient, ParameterGradient, UnfinishedGradient
 from facetrain.head.class_centers import (
-    MARGINS,
+    MARGIN_DRAWS,
     NOISE,
     ParameterTable,
     Rows,
@@ -184,7 +184,7 @@ class PartialFC(BaseHead):
         self._sparse, self.seed = sparse, seed
         self._trained, self.update = trained, update
         self.margin = make_margin(
-            margin, scale=scale, filter_threshold=filter_threshold, seed=key_of(seed, MARGINS)
+            margin, scale=scale, filter_threshold=filter_threshold, seed=key_of(seed, MARGIN_DRAWS)
         )
         self._margin_state = _names_of_state(self.margin)
         # Stages differ in the sample rate and in the expectations, not in the tables: these are allocated once, for all
