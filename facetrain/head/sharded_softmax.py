@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -36,14 +36,24 @@ from facetrain.head.margins.base import Margin
 from facetrain.head.sampling import SampledClasses
 from facetrain.head.target import TargetClass, find_target
 
-if TYPE_CHECKING:
-    from facetrain.head.expectations import ExpectationPass
-
 TakeGradient = Callable[[Rows, Tensor | UnfinishedGradient, Tensor], None]
 """Called in the backward pass with a chunk's rows, their gradient, and whether loss and slopes are finite.
 
 The gradient is (C, D), or with `ClassSweep.one_pass` what the update in one pass makes it from.
 """
+
+
+class SecondAnchor(Protocol):
+    """Further vector of each class, to which the embeddings are compared too; see `head.expectations`."""
+
+    def log_ratio(self, unit_GD: Tensor, factor_GD: Tensor) -> Tensor:
+        """Return the logarithm of the fraction that is added to the loss of each sample, (G,). Collective."""
+
+    def embedding_gradient(self, loss_G: Tensor) -> Tensor:
+        """Return the gradient of the losses by the unit embeddings, over the scale: (G, D), to be summed over ranks."""
+
+    def update(self, unit_GD: Tensor, finite: Tensor) -> None:
+        """Move the vectors after the backward pass, unless loss or slopes are not finite."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +84,8 @@ class ClassSweep:
     """Whether the margin's running averages take in this batch."""
     table: str = "weight"
     """Name of the table with the centers."""
-    second_anchor: ExpectationPass | None = None
-    """Pass over the second anchor of each class, whose part is added to the loss; see `head.expectations`."""
+    second_anchor: SecondAnchor | None = None
+    """Pass over the second anchor of each class, whose part is added to the loss."""
 
     @property
     def weight(self) -> RowTable:
