@@ -111,7 +111,7 @@ def test_a_run_with_the_classes_of_its_images_only_is_compared_with_their_number
     _, check = build(tmp_path, sample_rate=0.0)
     message = check.observe(STEPS, {"loss": 1.0, "lr": 0.05, "grad_norm": 1.0}, nearest=13, images=240)
     # 24 images of 40 classes have 40 · (1 − (39/40)^24) = 18.2 classes on average.
-    assert f"of the images (chance: {1 / 18.2163:.3%})" in message
+    assert f"of the images (chance: {1 / 18.2163:.2%})" in message
 
 
 def test_a_run_that_resumes_in_the_second_half_of_the_first_steps_or_later_is_not_checked(tmp_path):
