@@ -1,12 +1,7 @@
-"""Compiles the head's Triton kernels for GPUs without a GPU, and prints what the assembler reports.
+"""The head's Triton kernels compiled for GPUs without a GPU: what the assembler reports."""
 
-The arguments are `softmax` or `updates`, and compute capabilities such as 90.
-"""
-
-import json
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -128,6 +123,4 @@ def updates(capabilities: Iterable[int]) -> dict[str, Counts]:
     }  # fmt: skip
 
 
-if __name__ == "__main__":
-    compile_all = {"softmax": softmaxes, "updates": updates}[sys.argv[1]]
-    print(json.dumps(compile_all([int(capability) for capability in sys.argv[2:]])))
+KERNELS = {"softmax": softmaxes, "updates": updates}

@@ -20,12 +20,15 @@ def found():
 
 @pytest.fixture
 def compiled(request):
-    """Return the output of tests.support.compile_kernels: name of a kernel and GPU -> what its code uses.
+    """Return what the code of kernels uses: name of a kernel and GPU -> counts.
 
-    The parameter has its arguments. GPUs for which Triton writes the same PTX are left to the long tests but for one.
+    The parameter has the kernels and the capabilities of the GPUs. Those for which Triton writes the same PTX are left
+    to the long tests but for one.
     """
     pytest.importorskip("triton", reason="needs Triton")
+    from tests.support.compile_kernels import KERNELS
+
     name, *capabilities = request.param.split()
-    found = printed_by("compile_kernels", name, *capabilities)
+    found = KERNELS[name]([int(capability) for capability in capabilities])
     assert len(found) == 4 * len(capabilities)
     return found
