@@ -18,7 +18,7 @@ from facetrain.distributed.devices import pick_device, require_device
 from facetrain.distributed.topology import topology
 from facetrain.errors import UsageError
 from facetrain.text import printable
-from tests.support.command import environment, facetrain, refusal, torchrun
+from tests.support.command import ROOT, environment, facetrain, refusal, start, torchrun
 
 WRONG = [
     (["--set", "data.train=/nowhere"], "/nowhere"),
@@ -47,30 +47,25 @@ def test_another_system_than_linux_ends_with_2_and_one_line(monkeypatch, capsys)
     )
 
 
-# As `python -m facetrain`, but it waits a second for the others instead of ten minutes.
+# It waits a second for the others instead of ten minutes.
 IMPATIENT = """
-from facetrain.distributed.process_setup import silence_torch_logs
-
-silence_torch_logs()
 from facetrain.distributed import world
 
 world.ARRIVAL_S = 1.0
-from facetrain.__main__ import main
-
-main()
 """
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(has_gpu_driver(), reason="torch's errors are kept: only they name a collective of NCCL")
-def test_a_rank_of_another_launcher_that_finds_no_other_rank_ends_with_1_and_one_line(describe):
-    command = [sys.executable, "-c", IMPATIENT, "train", "--config", describe()]
-    variables = environment(RANK="1", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
-    process = subprocess.run(command, env=variables, capture_output=True, text=True)
-    assert process.returncode == 1, process.stderr
-    assert len(process.stderr.splitlines()) == 1, process.stderr
-    assert process.stderr.startswith("error: rank 1 could not join the process group at 127.0.0.1:1: ")
-    assert "check that this address is right" in process.stderr
+def test_a_rank_of_another_launcher_that_finds_no_other_rank_ends_with_1_and_one_line(describe, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(IMPATIENT)
+    alone = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    process = start("train", "--config", describe(), **alone, PYTHONPATH=f"{tmp_path}:{ROOT}")
+    _, stderr = process.communicate()
+    assert process.returncode == 1, stderr
+    assert len(stderr.splitlines()) == 1, stderr
+    assert stderr.startswith("error: rank 1 could not join the process group at 127.0.0.1:1: ")
+    assert "check that this address is right" in stderr
 
 
 @pytest.mark.parametrize(

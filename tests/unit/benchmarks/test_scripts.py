@@ -1,6 +1,7 @@
 """Benchmarks of the developers in tiny sizes: their reports have the numbers that the docs quote."""
 
 import json
+import multiprocessing
 
 import pytest
 
@@ -14,6 +15,15 @@ from benchmarks.search import measure_search
 from benchmarks.shuffle import measure_shuffle
 from benchmarks.verification import Part, measure_verification
 from tests.support.command import ROOT, TORCHRUN, refusal, start
+from tests.support.ranks import PRELOADED
+
+
+@pytest.fixture
+def forked(monkeypatch):
+    """Measure in processes that are forked from one which has imported torch, in place of new ones."""
+    multiprocessing.set_forkserver_preload(PRELOADED)
+    forks = multiprocessing.get_context("forkserver")
+    monkeypatch.setattr(multiprocessing, "get_context", lambda _: forks)
 
 
 @pytest.mark.slow
@@ -73,15 +83,15 @@ def test_fold_accuracies_equal_those_of_the_published_loop():
 
 
 @pytest.mark.slow
-def test_a_search_is_measured_in_a_gallery_of_any_size(tmp_path):
+def test_a_search_is_measured_in_a_gallery_of_any_size(forked, tmp_path):
     report = measure_search(entries=70_000, size=8, probes=4, folder=tmp_path)
     assert report["exact"]["queries_per_second"] > 0
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
-def test_the_head_is_measured_in_its_variants():
-    names = ["head_fp32", "head_sampled_1pct_disk"]  # each in a new process, which imports torch
+def test_the_head_is_measured_in_its_variants(forked):
+    names = ["head_fp32", "head_sampled_1pct_disk"]  # each in a process of its own
     variants = measure_heads(names, identities=3000, embedding_size=32, batch_size=16, steps=2)
     baseline, head = variants["head_fp32"], variants["head_sampled_1pct_disk"]
     assert head["times_head_fp32"] == round(baseline["step_s"] / head["step_s"], 2)

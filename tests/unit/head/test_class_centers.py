@@ -14,6 +14,7 @@ from facetrain.head.class_shard import shard_classes
 from facetrain.head.row_optimizer import CenterUpdate, RowOptimizer
 from facetrain.head.sampling import Stage
 from tests.support.heads import combined, make_head
+from tests.support.ranks import PRELOADED
 from tests.unit.head.helpers import batch, small_head
 
 BF16, FP32, INT8 = torch.bfloat16, torch.float32, torch.int8
@@ -142,7 +143,8 @@ def test_8_bit_moments_are_an_error_with_adamw():
 
 @pytest.mark.slow
 def test_drawing_centers_in_16_bits_leaves_a_buffer_per_thread():
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+    multiprocessing.set_forkserver_preload(PRELOADED)
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("forkserver")) as pool:
         left = pool.submit(_bytes_left_by_drawing, threads=2).result()
     assert left < 3 * 4096 * 512 * 4  # the C library may keep the buffers; 144 MiB with one per block
 
