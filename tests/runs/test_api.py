@@ -14,7 +14,7 @@ from tests.support.command import ROOT, environment
 
 # Without `if __name__ == "__main__":`, as in a notebook. The training processes must not run it again.
 PROGRAM = """
-import facetrain, sys
+import facetrain, os, sys
 assert "torch" not in sys.modules
 print("program starts", flush=True)
 try:
@@ -36,6 +36,7 @@ run = facetrain.resume(run, train={"max_steps": 6})
 assert len(facetrain.Dataset("faces")) == 48
 result = facetrain.evaluate(run, "synth", bootstrap=0)["synth"]
 print("steps", max(line["step"] for line in run.metrics()), "accuracy", result["accuracy"])
+print("spins", os.environ["GOMP_SPINCOUNT"])
 print("again in", facetrain.train(config, dataset="faces", train={"max_steps": 1}).folder)
 """
 
@@ -62,6 +63,7 @@ def test_a_program_without_a_guard_trains_with_reading_processes(tmp_path, sourc
     assert process.stdout.count("program starts") == 1
     assert "steps 6 accuracy 0." in process.stdout or "steps 6 accuracy 1.0" in process.stdout
     assert "refused: config: model.backbone: r51" in process.stdout
+    assert "\nspins 10000\n" in process.stdout, "it has loaded torch itself"
     assert "-2\n" in process.stdout.partition("again in")[2]
     assert "Traceback" not in process.stderr
 

@@ -189,15 +189,6 @@ def waiting_not_set(monkeypatch):
         monkeypatch.delenv(name)
 
 
-@pytest.mark.slow
-def test_threads_of_a_command_spin_briefly(waiting_not_set):
-    done = subprocess.run(
-        [sys.executable, "-m", "facetrain", "doctor", "--json"],
-        env=os.environ | {"OMP_DISPLAY_ENV": "VERBOSE"}, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert "GOMP_SPINCOUNT = '10000'" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("given", "spins"),
     [({}, "10000"), ({"GOMP_SPINCOUNT": "5"}, "5"), ({"OMP_WAIT_POLICY": "PASSIVE"}, None)],
@@ -209,9 +200,5 @@ def test_threads_spin_as_the_environment_says(given, spins, waiting_not_set, mon
     assert os.environ.get("GOMP_SPINCOUNT") == spins
 
 
-@pytest.mark.slow
-def test_the_python_interface_bounds_spinning_only_where_it_loads_torch_itself(waiting_not_set):
-    assert facetrain.train and "GOMP_SPINCOUNT" not in os.environ, "this process has loaded torch"
-    report = "import os, facetrain; facetrain.train, print(os.environ.get('GOMP_SPINCOUNT'))"
-    done = subprocess.run([sys.executable, "-c", report], capture_output=True, text=True, timeout=120)
-    assert done.stdout.strip() == "10000", done.stderr
+def test_the_python_interface_leaves_the_threads_of_a_program_that_has_loaded_torch(waiting_not_set):
+    assert facetrain.train and "GOMP_SPINCOUNT" not in os.environ
