@@ -32,7 +32,7 @@ def started_run(describe, tmp_path):
     processes = []
 
     def start_run(*options, site="", **described):
-        folder, config = tmp_path / "run", describe(workers=1, **described)
+        folder, config = tmp_path / "run", describe(**described)
         (tmp_path / "sitecustomize.py").write_text(site)
         process = start(
             "train", "--config", config, "--run-dir", folder, "--nproc-per-node", 2, *options,

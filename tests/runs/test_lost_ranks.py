@@ -78,7 +78,7 @@ def test_after_the_restart_of_a_killed_rank_the_metrics_equal_those_of_an_uninte
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["agent", "rank"])
 def test_no_process_outlives_its_run(started_run, victim):
-    folder, process = started_run(*LONG)
+    folder, process = started_run(*LONG, workers=1)
     processes = descendants(process.pid)
     ranks = ranks_of(process.pid)
     assert len(processes) > len(ranks) == 2, "there must be reading processes, too"
