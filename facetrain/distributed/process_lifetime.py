@@ -20,6 +20,8 @@ sets are torchrun's as well."""
 RUN_ID = "facetrain"
 """Name of the rendezvous of facetrain's elastic agents, which their ranks inherit; torchrun's is another. The same for
 all runs: hosts whose configs differ must meet, to say so."""
+_ENDED = ("", "X", "Z")
+"""States of a process that has ended, as in proc(5); "": there is no such process."""
 _FAILED = "failed_with_"
 """Beginning of the mark of a rank that has printed why it ends; the exit code follows."""
 
@@ -134,9 +136,11 @@ def forget_other_ranks() -> None:
         return
     if os.environ.get("TORCHELASTIC_RUN_ID") != RUN_ID:  # a rank of a torchrun that a rank has started
         del os.environ[_OWN_LAUNCHER]
-    # What a rank starts inherits the variable. The launcher has set it later than it started, and so has not inherited
-    # it; nor has the process that takes over the ranks of a launcher which has ended.
-    elif _OWN_LAUNCHER in _first_environment(os.getppid()):
+    # A launcher that lives is the parent of its ranks. Where it has ended, or is on another host: what a rank starts
+    # inherits the variable, and the process that takes over the ranks of an ended launcher has not inherited it.
+    elif process_stat(int(os.environ[_OWN_LAUNCHER]))[0] not in _ENDED or _OWN_LAUNCHER in _first_environment(
+        os.getppid()
+    ):
         for name in list(os.environ):
             if name in (_OWN_LAUNCHER, "RANK", "LOCAL_RANK") or name.startswith("TORCHELASTIC_"):
                 del os.environ[name]

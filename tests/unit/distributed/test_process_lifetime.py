@@ -37,6 +37,31 @@ print("a rank" if launched_by_torchrun() else "no rank", flush=True)
 """
 
 
+IN_THE_BACKGROUND = """
+shell=$$
+(while kill -0 $shell 2>/dev/null; do :; done; exec "$0" -c "$1") &
+"""
+
+
+def test_a_command_that_a_rank_leaves_in_the_background_is_no_rank():
+    # It runs once the shell has ended, and has init for its parent.
+    command = f"subprocess.run(['sh', '-c', {IN_THE_BACKGROUND!r}, sys.executable, {NESTED!r}])"
+    code = LAUNCHER.format(
+        rank=f"{NESTED}\nimport subprocess, sys\n{command}\nsys.stdin.read()",
+        end="os.read(0, 1); rank.wait()",
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as launcher:
+        assert launcher.stdout.readline() == "a rank\n"
+        assert launcher.stdout.readline() == "no rank\n", "while rank and launcher wait"
+        launcher.stdin.close()
+
+
 @pytest.mark.parametrize(
     ("change", "found"),
     [
