@@ -120,13 +120,7 @@ class TrainStep:
         what = (
             f"the loss or the gradient was not finite in {skipped} consecutive steps, the last of them step"
         )
-        scale = state.stepper.scale
-        remedy = (  # this many steps are not enough to find one above 1
-            "in fp16, steps are skipped until the loss scale is found: take more steps (train.max_steps, train.epochs)"
-            if scale.enabled and float(scale.value) > 1
-            else ""
-        )
-        raise self._diverged(state, batches, f"{what} {self._number}", remedy)
+        raise self._diverged(state, batches, f"{what} {self._number}")
 
     def require_finite_network(self, state: TrainState, batches: tuple[Batch, ...]) -> None:
         """Check what was trained, after this step: the last steps of a run may have spoiled it. Collective.
@@ -144,13 +138,8 @@ class TrainStep:
             what = f"the network has weights or batch norm statistics that are not finite after step {self._number}"
             raise self._diverged(state, batches, what)
 
-    def _diverged(
-        self, state: TrainState, batches: tuple[Batch, ...], what: str, remedy: str = ""
-    ) -> DivergedError:
-        """Return the error of a run that has diverged, with a report that lists the images of this step. Collective.
-
-        Without a known `remedy`, it advises the usual ones.
-        """
+    def _diverged(self, state: TrainState, batches: tuple[Batch, ...], what: str) -> DivergedError:
+        """Return the error of a run that has diverged, with a report that lists the images of this step. Collective."""
         loss, norm = float(self._loss), float(self._result.grad_norm)
         local_images = [[batch.sample_B.tolist(), batch.label_B.tolist()] for batch in batches]
         report = {
@@ -176,12 +165,16 @@ class TrainStep:
             if sound > 1
             else "start again"
         )
-        remedy = remedy or (
-            f"{advice}lower optim.lr, raise optim.warmup_epochs or set train.precision to fp32 if it is not, and "
-            f"{restart}"
-        )
+        # A short run ends while the scale is still too large. It multiplies the gradient, and not the loss.
+        scale = state.stepper.scale
+        if scale.enabled and float(scale.value) > 1 and math.isfinite(loss) and not math.isfinite(norm):
+            advice = (
+                "in fp16, steps are skipped until the loss scale is found: take more (train.max_steps, train.epochs); "
+                f"if that does not help, {advice}"
+            )
         return DivergedError(
-            f"{what} (loss {loss:g}, gradient norm {norm:g}; diverged.json lists its images); {remedy}",
+            f"{what} (loss {loss:g}, gradient norm {norm:g}; diverged.json lists its images); {advice}lower "
+            f"optim.lr, raise optim.warmup_epochs or set train.precision to fp32 if it is not, and {restart}",
             report,
         )
 

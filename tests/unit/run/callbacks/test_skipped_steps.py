@@ -40,7 +40,7 @@ def test_activations_that_overflow_in_one_step_do_not_change_the_batch_norm_stat
 
 
 def test_only_skipped_steps_in_a_row_end_a_run(state, step, loader):
-    state.stepper.scale = LossScale(CPU, enabled=True, start=1.0)
+    state.stepper.scale = LossScale(CPU, enabled=True, start=1024.0)
     batches, *_ = loader
 
     def take(*, overflows):
@@ -59,14 +59,20 @@ def test_only_skipped_steps_in_a_row_end_a_run(state, step, loader):
         take(overflows=True)
 
 
-def test_a_run_in_fp16_that_ends_before_its_loss_scale_is_found_is_told_to_be_longer(state, step, loader):
+@pytest.mark.parametrize("overflows", ["loss", "gradient"])
+def test_a_run_in_fp16_that_ends_before_its_loss_scale_is_found_is_told_to_be_longer(
+    overflows, state, step, loader
+):
     state.stepper.scale = LossScale(CPU, enabled=True, start=1024.0)
-    state.backbone.conv1.register_forward_pre_hook(lambda conv, images: (images[0] * float("inf"),))
-    batches, *_ = loader
-    with pytest.raises(DivergedError, match="take more steps") as ended:
+    conv, (batches, *_) = state.backbone.conv1, loader
+    if overflows == "loss":  # which no scale changes
+        conv.register_forward_pre_hook(lambda conv, images: (images[0] * float("inf"),))
+    else:
+        conv.weight.register_hook(lambda gradient: gradient * float("inf"))
+    with pytest.raises(DivergedError, match=r"lower optim\.lr") as ended:
         for _ in range(3):
             step(state, batches)
-    assert "optim.lr" not in str(ended.value)
+    assert ("take more" in str(ended.value)) == (overflows == "gradient")
 
 
 def test_a_resume_goes_on_counting_the_steps_that_were_skipped_in_a_row(state, step, loader, tmp_path):
