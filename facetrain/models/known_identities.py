@@ -7,6 +7,7 @@ their digests: in a list, 29 million names take gigabytes.
 from __future__ import annotations
 
 import hashlib
+import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
 from io import BytesIO
@@ -48,10 +49,14 @@ class Names:
         return {"names": torch.frombuffer(bytearray(self.text), dtype=torch.uint8)}
 
     def digests(self) -> np.ndarray:
-        """Return a digest of each name, S16 (N,)."""
+        """Return a digest of each name, S16 (N,); Unicode's NFC and NFD of a name have one."""
         digest_N = np.empty(self.text.count(b"\n"), f"S{_DIGEST_BYTES}")
         for number, line in enumerate(BytesIO(self.text)):
-            digest_N[number] = hashlib.blake2b(line[:-1], digest_size=_DIGEST_BYTES).digest()
+            name = line[:-1]
+            if not name.isascii():
+                composed = unicodedata.normalize("NFC", name.decode("utf-8", "surrogateescape"))
+                name = composed.encode("utf-8", "surrogateescape")
+            digest_N[number] = hashlib.blake2b(name, digest_size=_DIGEST_BYTES).digest()
         return digest_N
 
     def name(self, number: int) -> str:

@@ -1,5 +1,6 @@
 """Class centers of people whom another run knows: by name, or by number where names do not say who is who."""
 
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,17 @@ def test_people_who_are_the_same_in_another_order_are_kept():
 def test_keep_refuses_other_people(names, fault):
     with pytest.raises(ModelError, match=rf"^runs/o: .*{fault}"):
         choose(["bob", "cleo"], names, may_grow=False)
+
+
+@pytest.mark.parametrize("forms", [("NFC", "NFD"), ("NFD", "NFC")])
+def test_names_in_another_form_of_unicode_are_the_same_people(forms):
+    known, names = ([unicodedata.normalize(form, name) for name in ("bob", "José", "Zoë")] for form in forms)
+    assert choose(known, names, may_grow=False)[0] == [0, 1, 2]
+
+
+def test_names_that_are_no_unicode_have_digests_of_their_bytes():
+    digests = Names(b"Zo\xeb\nZo\xea\nZo\xeb\n").digests()
+    assert digests[0] == digests[2] != digests[1]
 
 
 def test_names_of_another_spelling_are_no_new_people():
