@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import csv
 import math
+import unicodedata
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -32,14 +33,17 @@ _OTHER_ORDERS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 class LandmarkTable(dict[str, np.ndarray]):
-    """Landmarks of a file by the names of the images, float32 (5, 2) each; called as a `LandmarkFinder`."""
+    """Landmarks of a file by the names of the images in Unicode's NFC, float32 (5, 2); called as a `LandmarkFinder`.
+
+    Names of files that come from macOS are in NFD, where é is two characters.
+    """
 
     in_fractions = False
     """Whether the points are in fractions of the image's sides, not in pixels."""
 
     def __call__(self, name: str, image: np.ndarray) -> np.ndarray | None:
-        """Return the landmarks of this name in pixels, or None."""
-        points = self.get(name)
+        """Return the landmarks of this name, in any form of Unicode, in pixels, or None."""
+        points = self.get(_composed(name))
         if points is None or not self.in_fractions:
             return points
         height, width = image.shape[:2]
@@ -64,7 +68,7 @@ def require_distinct_names(
         return
     first_of: dict[str, int] = {}
     for number in range(count):
-        name = name_of(number)
+        name = _composed(name_of(number))
         first = first_of.setdefault(name, number)
         if first != number and name in finder and location_of(first) != location_of(number):
             raise DataError(
@@ -141,13 +145,17 @@ def _misfit(points_N52: np.ndarray) -> float:
 
 
 def _entries(path: Path) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield the location of each entry for messages, its name and its values."""
+    """Yield the location of each entry for messages, its name in Unicode's NFC and its values."""
     # Excel begins a CSV with a byte order mark, which would become a part of the first name.
     with path.open(encoding="utf-8-sig", newline="") as file:
         for line, row in csv_rows(file):
             is_header = line == 1 and len(row) > 1 and not _is_number(row[1])
             if not is_header:
-                yield f"{path}, line {line}", row[0].strip(), row[1:]
+                yield f"{path}, line {line}", _composed(row[0].strip()), row[1:]
+
+
+def _composed(name: str) -> str:
+    return unicodedata.normalize("NFC", name)
 
 
 def _is_number(text: str) -> bool:

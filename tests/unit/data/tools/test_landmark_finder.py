@@ -1,4 +1,5 @@
 import shutil
+import unicodedata
 
 import cv2
 import numpy as np
@@ -68,6 +69,12 @@ def test_a_list_of_landmarks_is_read_with_and_without_a_header(tmp_path, header,
     found = read_landmark_table(tmp_path / "a.csv")
     np.testing.assert_allclose(found("ann/1.png", None), POINTS, atol=1e-3)
     assert found("bob/1.png", None) is None
+
+
+@pytest.mark.parametrize(("listed", "asked"), [("NFC", "NFD"), ("NFD", "NFC")])
+def test_landmarks_are_found_by_a_name_in_another_form_of_unicode(tmp_path, listed, asked):
+    found = write_csv(tmp_path / "a.csv", [unicodedata.normalize(listed, "Zoë/é.png")])
+    assert found(unicodedata.normalize(asked, "Zoë/é.png"), None) is not None
 
 
 @pytest.mark.parametrize(
