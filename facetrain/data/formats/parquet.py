@@ -6,6 +6,7 @@ rows, of which the last used ones stay in memory.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -28,6 +29,12 @@ _CACHE_BYTES = 1 << 28
 """Decoded row groups in memory per process; one larger group stays alone."""
 _LENGTH_BYTES = 4
 _FIND_BYTES = 1 << 20
+_decoding = threading.Lock()
+"""Of the threads that need a row group at the same time, one decodes it: a group may be larger than the memory for
+each of them."""
+
+_Reader = Callable[[Any, int, str], Any]
+"""Function that reads a part of the image column of a row group."""
 
 
 class ParquetDataset(CatalogDataset):
@@ -40,7 +47,7 @@ class ParquetDataset(CatalogDataset):
     def _read(self, index: int) -> bytes:
         if self.columns.arrays["offset"].item(index) >= 0:
             return super()._read(index)
-        image = self._value(index, 0)
+        image = self._value(index, _read_images)
         if image is None:
             raise UnreadableError(f"{self.location(index)}: the image column contains no bytes")
         if fault := size_fault(len(image)):
@@ -49,7 +56,7 @@ class ParquetDataset(CatalogDataset):
 
     def name(self, index: int) -> str | None:
         """Return the path that the image column has; None without one."""
-        return printable(self._value(index, 1) or "") or None
+        return printable(self._value(index, _read_paths) or "") or None
 
     def location(self, index: int) -> str:
         """Return the file, the row group and the row."""
@@ -62,23 +69,27 @@ class ParquetDataset(CatalogDataset):
         in_place = start >= 0
         return file[in_place], start[in_place], end[in_place]
 
-    def _value(self, index: int, field: int) -> Any:
-        """Return the image (field 0) or the path (field 1) of a row; None if it has none."""
+    def _value(self, index: int, read: _Reader) -> Any:
+        """Return what `_read_images` or `_read_paths` has of a row; None if it has nothing."""
         arrays = self.columns.arrays
-        column = self._groups(arrays["file"].item(index), arrays["group"].item(index))[field]
+        with _decoding:
+            column = self._groups[read](arrays["file"].item(index), arrays["group"].item(index))
         return None if column is None else column[arrays["row"].item(index)].as_py()
 
     @cached_property
-    def _groups(self) -> Callable[[int, int], tuple[Any, Any]]:
-        """Function that returns images and paths of a row group; the groups that were used last stay in memory."""
+    def _groups(self) -> dict[_Reader, Callable[[int, int], Any]]:
+        """Functions that return the images and the paths of a row group; those that were used last stay in memory."""
         most = max(_CACHE_BYTES // max(self.columns.value("group_bytes"), 1), 1)
-        return lru_cache(maxsize=most)(self._load_group)
+        return {
+            read: lru_cache(maxsize=most)(partial(self._load_group, read))
+            for read in (_read_images, _read_paths)
+        }
 
-    def _load_group(self, number: int, group: int) -> tuple[Any, Any]:
+    def _load_group(self, read: _Reader, number: int, group: int) -> Any:
         path = self.files[number]
         try:
             with arrow_columns.arrow_errors(path):
-                return _read_group(_open(path), group, self.columns.value("column"))
+                return read(_open(path), group, self.columns.value("column"))
         except DataError as error:
             raise UnreadableError(str(error)) from error
 
@@ -171,7 +182,7 @@ def _places(file: Any, path: Path, image: str) -> np.ndarray:
     # Not by the metadata of the columns: pyarrow ends the process if they are damaged.
     raw = PositionalFile(path)
     for group in range(file.metadata.num_row_groups):
-        images = _read_group(file, group, image)[0]
+        images = _read_images(file, group, image)
         if images is None:
             kind = printable(str(file.schema_arrow.field(image).type))[:100]
             raise DataError(
@@ -208,8 +219,18 @@ def _open(path: Path) -> Any:
     return pyarrow.parquet.ParquetFile(open_stream(path) if isinstance(path, ObjectPath) else path)
 
 
-def _read_group(file: Any, group: int, column: str) -> tuple[Any, Any]:
-    """Return the images and the paths of a row group; see `arrow_columns.image_fields`."""
+def _read_images(file: Any, group: int, column: str) -> Any:
+    """Return the images of a row group, and check their paths; None if the column has no bytes."""
+    return arrow_columns.image_fields(_read_group(file, group, column).column(column))[0]
+
+
+def _read_paths(file: Any, group: int, column: str) -> Any:
+    """Return the paths of a row group without reading its images; None if the column has no paths."""
+    table = _read_group(file, group, f"{column}.path")
+    return arrow_columns.image_fields(table.column(column))[1] if column in table.column_names else None
+
+
+def _read_group(file: Any, group: int, column: str) -> Any:
     table = file.read_row_group(group, [column])
     table.validate(full=True)  # a text need not be UTF-8, an index can point outside its dictionary
-    return arrow_columns.image_fields(table.column(column))
+    return table

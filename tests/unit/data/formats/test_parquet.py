@@ -1,5 +1,7 @@
 import json
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -100,7 +102,33 @@ def test_row_groups_in_memory_are_bounded_by_their_bytes(tmp_path, monkeypatch, 
     monkeypatch.setattr(parquet, "_CACHE_BYTES", share * largest)
     for index in [0, 19, 7, 3, 7, 0, 12]:
         assert dataset.read(index) == images[index]
-    assert dataset._groups.cache_info().currsize == groups
+    assert dataset._groups[parquet._read_images].cache_info().currsize == groups
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_of_many_threads_one_decodes_a_row_group_and_names_are_read_without_images(
+    tmp_path, monkeypatch, nested
+):
+    images = [encoded_image(n) for n in range(16)]
+    column = [{"bytes": image, "path": f"{n}.png"} for n, image in enumerate(images)] if nested else images
+    pq.write_table(pa.table({"image": column, "label": [0] * 16}), tmp_path / "a.parquet")
+    dataset, decoded, start = open_dataset(tmp_path), [], threading.Barrier(16)
+    read_row_group = pq.ParquetFile.read_row_group
+
+    def read_counted(file, group, columns):
+        decoded.append((group, columns))
+        return read_row_group(file, group, columns)
+
+    def read_at_once(index):
+        start.wait()
+        return dataset.read(index), dataset.name(index)
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", read_counted)
+    monkeypatch.setattr(parquet, "_CACHE_BYTES", 1)  # one group, of images and of names each
+    with ThreadPoolExecutor(16) as pool:
+        found = list(pool.map(read_at_once, range(16)))
+    assert found == [(image, f"{n}.png" if nested else None) for n, image in enumerate(images)]
+    assert sorted(decoded) == [(0, ["image"]), (0, ["image.path"])]
 
 
 def test_no_image_of_a_compressed_column_has_more_bytes_than_the_limit(tmp_path, monkeypatch):
