@@ -120,7 +120,8 @@ def write_name_tables(
         folder: the folder with train.rec.
         numbers: numbers in the source of the images with the keys 1, 2, …: (N,).
         source: the dataset that the images come from.
-        identities: names of the identities 0, 1, …, all different.
+        identities: names of the identities 0, 1, …. Two may be equal, as in the source: a name made different
+            here could be that of another person in the next dataset, who would begin with this one's class center.
     """
     has_images = _has_names(source, numbers)
     if has_images:

@@ -51,8 +51,8 @@ class OutputFormat:
     """Format that datasets are written in."""
 
     write: Callable[[Path, Iterable[LabeledImage], list[str]], None] | None
-    """Takes the output, the images and the names of the identities. None: RecordIO, whose writer needs the counts in
-    advance."""
+    """Takes the output, the images and the names of the identities, no two of them equal. None: RecordIO, whose writer
+    needs the counts in advance."""
     needs_folders: bool = False
     """Whether every image is named IDENTITY/FILE, also one without a name."""
     keeps_order: bool = True
@@ -117,11 +117,7 @@ def write_dataset(
     """
     require_absent(output)
     chosen, source, numbers = FORMATS[to], selection.source, selection.numbers
-    taken = set[str]()
-    names = [
-        unique_name(source.identity_name(identity), "", number, taken, ignore_case=False)
-        for number, identity in enumerate(selection.identities)
-    ]
+    names = [source.identity_name(identity) for identity in selection.identities]
     digest = ImageDigest()
     images = report_progress(_labeled_images(selection, chosen, digest, workers), len(numbers), progress)
     with os_errors_as(DataError, output):
@@ -135,7 +131,7 @@ def write_dataset(
             write_name_tables(place, numbers, source, names)  # first: it reads a table that may be damaged
             write_identities(place, counts, labeled, min(first.width, first.height) if first else 112)
         else:
-            chosen.write(place, images, names)
+            chosen.write(place, images, _distinct(names))
         skipped = list(source.skipped if selection.skipped is None else selection.skipped)
         if skipped:
             (place / SKIPPED_TABLE).write_text(skipped_table(skipped), encoding="utf-8")
@@ -158,6 +154,12 @@ def write_dataset(
         without_landmarks=list(selection.without_landmarks),
         mixture_settings=_mixture_settings(source),
     )
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """Return names of identities, the label added to one that is there already: Parquet has each name once."""
+    taken = set[str]()
+    return [unique_name(name, "", label, taken, ignore_case=False) for label, name in enumerate(names)]
 
 
 def _mixture_settings(source: FaceDataset) -> list[str]:

@@ -70,9 +70,8 @@ def test_every_transformation_keeps_the_names(photos, tmp_path):
         sorted(names_of(tmp_path / "two" / "train") + names_of(tmp_path / "two" / "validation")) == expected
     )
     merge([data, shutil.copytree(data, tmp_path / "copy")], tmp_path / "merged")
-    assert {identity for identity, _ in names_of(tmp_path / "merged")} == {
-        "007", "007_3", "Ann Lee", "Ann Lee_4", "Bö", "Bö_5",
-    }  # fmt: skip
+    assert names_of(tmp_path / "merged") == 2 * names_of(data)
+    assert list(open_dataset(tmp_path / "merged").identity_names()) == 2 * ["007", "Ann Lee", "Bö"]
 
 
 def test_a_cleaned_identity_has_the_name_of_most_of_its_images(photos, tmp_path):
