@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -126,17 +127,18 @@ def unique_name(
 ) -> str:
     """Return STEM + SUFFIX, or STEM_NUMBER + SUFFIX if that is taken, and add it to the names that are taken.
 
-    If both are taken, a second number follows the first one.
+    If both are taken, a second number follows the first one. Names that differ only in Unicode's form, NFC or NFD, are
+    equal, as on some file systems.
 
     Args:
         stem: the name without its suffix.
         suffix: end of the name, which stays at its end; it may be empty.
         number: number of the image or identity.
-        taken: names that were given before, in lower case if `ignore_case`.
+        taken: names that were given before, as they are compared.
         ignore_case: whether names that differ only in case are equal, as on some file systems.
     """
     name, copy = stem + suffix, 1
-    while (known := name.lower() if ignore_case else name) in taken:
+    while (known := unicodedata.normalize("NFC", name.lower() if ignore_case else name)) in taken:
         name = f"{stem}_{number}{suffix}" if copy == 1 else f"{stem}_{number}_{copy}{suffix}"
         copy += 1
     taken.add(known)

@@ -1,4 +1,5 @@
 import json
+import unicodedata
 from pathlib import PurePath
 
 import numpy as np
@@ -162,6 +163,16 @@ def test_identities_of_one_name_have_two_in_parquet(tmp_path):
     (shard,) = (tmp_path / "shards").glob("*.parquet")
     described = json.loads(parquet.read_schema(shard).metadata[b"huggingface"])
     assert described["info"]["features"]["label"]["names"] == ["ann", "bob", "ann_2", "bob_3"]
+
+
+@pytest.mark.parametrize("to", ["folder", "webdataset", "parquet"])
+def test_identities_whose_names_differ_only_in_the_form_of_unicode_have_two(tmp_path, to):
+    forms = ("NFC", "NFD")
+    write_folder(tmp_path, [f"{form}/{unicodedata.normalize(form, 'José')}/a.png" for form in forms])
+    merge([tmp_path / form for form in forms], tmp_path / "merged")
+    dataset = open_dataset(converted(tmp_path / "merged", tmp_path, to))
+    names = [unicodedata.normalize("NFC", dataset.identity_name(label)) for label in range(2)]
+    assert sorted(names) == ["José", "José_1"]
 
 
 def test_no_file_or_folder_takes_the_name_of_another_one(tmp_path):
