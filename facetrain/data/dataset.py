@@ -27,12 +27,14 @@ class FaceDataset:
         num_images: number of images; their indices are 0 to num_images - 1.
         num_classes: number of identities; every label is below it.
         labels: identity of every image, int32 or int64 (num_images,).
+        path: file or folder of the dataset; None if it consists of several datasets.
         files: files that the images are in, or the folder or list of images with a file each; none if unknown.
     """
 
     num_images: int
     num_classes: int
     labels: np.ndarray
+    path: Path | None = None
     files: Sequence[Path] = ()
 
     def read(self, index: int) -> bytes:
@@ -194,7 +196,7 @@ class ImageSubset(DatasetView):
         self.labels = _places(labels, self.identities)
         self.num_images = len(index)
         self.num_classes = len(self.identities)
-        self.files = dataset.files
+        self.path, self.files = dataset.path, dataset.files
 
     def prefetch(self, first: int, count: int) -> None:
         """Announce the matching index ranges to the other dataset."""

@@ -11,7 +11,9 @@ import numpy as np
 
 from facetrain.data.dataset import DatasetView, FaceDataset
 from facetrain.data.formats.labels import MAX_LABEL
+from facetrain.data.remote_dataset import with_addresses
 from facetrain.data.skipped_files import SkippedFile
+from facetrain.text import printable
 
 
 @dataclass(frozen=True)
@@ -109,8 +111,14 @@ class MixtureDataset(DatasetView):
 
     @property
     def skipped(self) -> list[SkippedFile]:
-        """Files that the datasets leave out."""
-        return [file for dataset in self.datasets for file in dataset.skipped]
+        """Files that the datasets leave out, with the dataset: two of them may have files of the same name."""
+        return [
+            file._replace(name=f"{printable(with_addresses(str(dataset.path)))}/{file.name}")
+            if dataset.path
+            else file
+            for dataset in self.datasets
+            for file in dataset.skipped
+        ]
 
     def _split(self, index: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield for each dataset which of B images are in it, bool (B,), and their indices there."""

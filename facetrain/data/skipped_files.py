@@ -37,7 +37,7 @@ class SkippedFile(NamedTuple):
     """File or folder that was left out."""
 
     name: str
-    """Path inside the dataset."""
+    """Path inside the dataset; of a mixture, the path of the dataset comes before it."""
     kind: str
     """A key of `SKIP_KINDS`."""
     reason: str

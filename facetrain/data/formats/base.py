@@ -87,6 +87,7 @@ class CatalogDataset(FaceDataset):
         DataError: there are no images.
     """
 
+    path: Path
     file_type: ClassVar[type[PositionalFile]] = PositionalFile
 
     def __init__(self, path: Path, files: Sequence[Path], columns: Columns) -> None:

@@ -21,11 +21,10 @@ from facetrain.data.loading.sampler import permute
 from facetrain.data.mixture import MixtureDataset
 from facetrain.data.mixture_file import first_repeated
 from facetrain.data.open_dataset import open_aligned
-from facetrain.data.remote_dataset import with_addresses
 from facetrain.data.skipped_files import SkippedFile
 from facetrain.distinct import distinct
 from facetrain.errors import DataError, ImageError
-from facetrain.text import count_text, printable
+from facetrain.text import count_text
 
 
 @dataclass(frozen=True)
@@ -107,12 +106,6 @@ def select_merged(folders: Sequence[Path]) -> Selection:
     return replace(
         _select_all(mixture, folders, _has_no_gap(sources[0])),
         without_landmarks=lacking if len(lacking) < len(folders) else (),
-        # With the dataset: two folders of people may have files of the same name.
-        skipped=[
-            file._replace(name=f"{printable(with_addresses(str(folder)))}/{file.name}")
-            for folder, source in zip(folders, sources, strict=True)
-            for file in source.skipped
-        ],
     )
 
 

@@ -6,7 +6,7 @@ import resource
 import numpy as np
 import pytest
 
-from facetrain.data.dataset import FaceDataset, SubsetDataset, evenly_spread
+from facetrain.data.dataset import FaceDataset, ImageSubset, SubsetDataset, evenly_spread
 from facetrain.data.loading.sampler import MixtureSampler, SampleOrder, build_sampler, epoch_size
 from facetrain.data.mixture import DatasetHead, MixtureDataset, images_per_epoch
 from facetrain.data.mixture_file import read_identities
@@ -99,8 +99,13 @@ def test_a_mixture_has_the_files_of_all_its_datasets_and_those_that_they_leave_o
     (tmp_path / "mix.yaml").write_text("datasets: [{path: one.txt}, {path: two.txt}]")
     mixed, *parts = (open_dataset(tmp_path / name) for name in ("mix.yaml", "one.txt", "two.txt"))
     assert mixed.files == [*parts[0].files, *parts[1].files] and len(set(mixed.files)) == 2
-    assert [file.name for file in mixed.skipped] == [file.name for part in parts for file in part.skipped]
+    assert [file.name for file in mixed.skipped] == [
+        f"{part.path}/{file.name}" for part in parts for file in part.skipped
+    ]
     assert len(mixed.skipped) == 2
+    # Once, also in a mixture of mixtures and of chosen images.
+    chosen = ImageSubset(parts[0], np.array([0]))
+    assert MixtureDataset([mixed, chosen], [1, 1]).skipped == [*mixed.skipped, mixed.skipped[0]]
 
 
 @pytest.mark.parametrize(
