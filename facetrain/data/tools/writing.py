@@ -15,6 +15,7 @@ from facetrain.data.beside_dataset import LANDMARKS_FILE, SKIPPED_TABLE
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.dataset_card import ImageDigest, carry_cards
 from facetrain.data.formats.image_writers import LabeledImage, write_parquet, write_webdataset
+from facetrain.data.formats.labels import require_names
 from facetrain.data.formats.landmark_file import write_landmarks
 from facetrain.data.formats.record_names import write_name_tables
 from facetrain.data.formats.recordio import write_identities
@@ -57,13 +58,15 @@ class OutputFormat:
     """Whether every image is named IDENTITY/FILE, also one without a name."""
     keeps_order: bool = True
     """Whether readers see the images in the order in which they were written."""
+    refuses_names: bool = False
+    """Whether readers refuse the names of identities that `require_names` refuses."""
 
 
 FORMATS = {
     "recordio": OutputFormat(None),
     "webdataset": OutputFormat(write_webdataset, needs_folders=True),
-    "parquet": OutputFormat(write_parquet),
-    "folder": OutputFormat(write_folders, needs_folders=True, keeps_order=False),
+    "parquet": OutputFormat(write_parquet, refuses_names=True),
+    "folder": OutputFormat(write_folders, needs_folders=True, keeps_order=False, refuses_names=True),
 }
 """Formats by their names on the command line."""
 
@@ -113,11 +116,16 @@ def write_dataset(
 
     Raises:
         ImageError: an image is empty; or its name has no suffix of an image and its format is unknown.
-        DataError: an image cannot be read, or the output exists or cannot be written.
+        DataError: an image cannot be read, or the output exists or cannot be written; or readers of the format refuse
+            the name of an identity.
     """
     require_absent(output)
     chosen, source, numbers = FORMATS[to], selection.source, selection.numbers
     names = [source.identity_name(identity) for identity in selection.identities]
+    if chosen.write is not None:
+        names = _distinct(names)
+    if chosen.refuses_names:
+        require_names(names, output)
     digest = ImageDigest()
     images = report_progress(_labeled_images(selection, chosen, digest, workers), len(numbers), progress)
     with os_errors_as(DataError, output):
@@ -131,7 +139,7 @@ def write_dataset(
             write_name_tables(place, numbers, source, names)  # first: it reads a table that may be damaged
             write_identities(place, counts, labeled, min(first.width, first.height) if first else 112)
         else:
-            chosen.write(place, images, _distinct(names))
+            chosen.write(place, images, names)
         skipped = list(source.skipped if selection.skipped is None else selection.skipped)
         if skipped:
             (place / SKIPPED_TABLE).write_text(skipped_table(skipped), encoding="utf-8")

@@ -10,7 +10,7 @@ from facetrain.data.open_dataset import open_dataset
 from facetrain.data.skipped_files import read_skipped_table
 from facetrain.data.tools.check import check
 from facetrain.data.tools.writing import FORMATS
-from facetrain.errors import ImageError
+from facetrain.errors import DataError, ImageError
 from facetrain.text import printable
 from tests.support.datasets import encoded_image, images_of, write_records
 from tests.unit.data.tools.helpers import convert, merge
@@ -173,6 +173,18 @@ def test_identities_whose_names_differ_only_in_the_form_of_unicode_have_two(tmp_
     dataset = open_dataset(converted(tmp_path / "merged", tmp_path, to))
     names = [unicodedata.normalize("NFC", dataset.identity_name(label)) for label in range(2)]
     assert sorted(names) == ["José", "José_1"]
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_a_negative_number_as_name_is_refused_where_readers_would_refuse_it(tmp_path, to):
+    write_records(tmp_path / "in", [0, 1])
+    (tmp_path / "in" / "identities.csv").write_text("identity,name\n0,-1\n1,bob\n")
+    if to in ("folder", "parquet"):
+        with pytest.raises(DataError, match=r"out_.*: the label -1 is negative"):
+            converted(tmp_path / "in", tmp_path, to)
+        assert [path.name for path in tmp_path.iterdir()] == ["in"]
+    else:
+        assert open_dataset(converted(tmp_path / "in", tmp_path, to)).identity_name(0) == "-1"
 
 
 def test_no_file_or_folder_takes_the_name_of_another_one(tmp_path):
