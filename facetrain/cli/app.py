@@ -99,13 +99,13 @@ def main() -> None:
     # To the front: these are accepted behind the options of a command, too.
     arguments = sorted(sys.argv[1:], key=lambda argument: argument not in _ANYWHERE)
     debug = "--debug" in arguments
+    forget_other_ranks()
     end_with(lambda: app(arguments, prog_name="facetrain", standalone_mode=False), debug=debug)
 
 
 def end_with(run: Callable[[], int | None], *, debug: bool) -> None:
     """Run a command, and end the process with its exit code or with that of its error, whose message is printed."""
     prepare_standard_streams()
-    forget_other_ranks()
     end_with_launcher()
     allow_open_files()
     bound_spinning()

@@ -20,8 +20,6 @@ sets are torchrun's as well."""
 RUN_ID = "facetrain"
 """Name of the rendezvous of facetrain's elastic agents, which their ranks inherit; torchrun's is another. The same for
 all runs: hosts whose configs differ must meet, to say so."""
-_ENDED = ("", "X", "Z")
-"""States of a process that has ended, as in proc(5); "": there is no such process."""
 _FAILED = "failed_with_"
 """Beginning of the mark of a rank that has printed why it ends; the exit code follows."""
 
@@ -128,31 +126,15 @@ def process_stat(pid: int) -> tuple[str, str]:
 
 
 def forget_other_ranks() -> None:
-    """Forget the launcher, if this process is none of its ranks: one of them has started it, such as a callback.
+    """Forget the launcher of a rank that has started this command, such as a callback, at once or through a queue.
 
-    It would otherwise wait for the other ranks, and leave its marks for the launcher.
+    The command would otherwise wait for the other ranks, and end with the launcher. It is no rank: facetrain's launcher
+    starts `facetrain.cli.rank`. The variables of a torchrun that a rank has started stay.
     """
-    if os.environ.get(_OWN_LAUNCHER, str(os.getppid())) == str(os.getppid()):
-        return
-    if os.environ.get("TORCHELASTIC_RUN_ID") != RUN_ID:  # a rank of a torchrun that a rank has started
-        del os.environ[_OWN_LAUNCHER]
-    # A launcher that lives is the parent of its ranks. Where it has ended, or is on another host: what a rank starts
-    # inherits the variable, and the process that takes over the ranks of an ended launcher has not inherited it.
-    elif process_stat(int(os.environ[_OWN_LAUNCHER]))[0] not in _ENDED or _OWN_LAUNCHER in _first_environment(
-        os.getppid()
-    ):
+    if os.environ.pop(_OWN_LAUNCHER, None) and os.environ.get("TORCHELASTIC_RUN_ID") == RUN_ID:
         for name in list(os.environ):
-            if name in (_OWN_LAUNCHER, "RANK", "LOCAL_RANK") or name.startswith("TORCHELASTIC_"):
+            if name in ("RANK", "LOCAL_RANK") or name.startswith("TORCHELASTIC_"):
                 del os.environ[name]
-
-
-def _first_environment(pid: int) -> set[str]:
-    """Return the names of the variables with which a process has started; none if they cannot be read."""
-    try:
-        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:  # a process of another user, or one that has ended
-        return set()
-    return {os.fsdecode(each.partition(b"=")[0]) for each in variables}
 
 
 def end_with_launcher() -> None:
