@@ -169,16 +169,19 @@ def _check_equal_images(
     source: FaceDataset, image_N: np.ndarray, rows: np.ndarray, keep: np.ndarray
 ) -> Iterator[DataFault]:
     """Yield the faults of equal images (rows), and clear `keep` for those that a clean copy leaves out."""
-    first, *others = (source.location(number) for number in image_N["number"][rows].tolist())
-    labels = np.unique(image_N["label"][rows]).tolist()
-    if len(labels) > 1:
+    _, place_of_label = np.unique(image_N["label"][rows], return_index=True)
+    if len(place_of_label) > 1:
         keep[rows] = False
-        listed = ", ".join(source.identity_name(label) for label in labels[:_MAX_LISTED_LABELS])
-        yield DataFault(
-            "conflicting_labels", f"{first}: {len(rows)} equal images have the identities {listed}"
+        one_of_each = rows[np.sort(place_of_label)[:_MAX_LISTED_LABELS]]
+        first, *others = (
+            f"{source.location(number)} of identity {source.identity_name(label)}"
+            for number, label, _ in image_N[one_of_each].tolist()
         )
+        more = f" and {len(rows) - len(one_of_each):,} more" if len(rows) > len(one_of_each) else ""
+        yield DataFault("conflicting_labels", f"{first}: equal to {', '.join(others)}{more}")
         return
     keep[rows[1:]] = False
+    first, *others = (source.location(number) for number in image_N["number"][rows].tolist())
     for other in others:
         yield DataFault("duplicate", f"{other}: equal to {first}")
 

@@ -88,10 +88,24 @@ def test_equal_images_are_duplicates_in_one_identity_and_conflicting_labels_in_s
     images = [encoded_image(number) for number in (0, 0, 1, 2, 2, 3)]
     found = check(write_images(tmp_path / "data", (0, 0, 0, 1, 2, 1), images), repair=tmp_path / "clean")
     assert kinds(found) == ["conflicting_labels", "duplicate"] and not found.damaged
-    assert "identities 1, 2" in messages(found, "conflicting_labels")[0]
+    place = open_dataset(tmp_path / "data").location
+    assert messages(found, "conflicting_labels") == [
+        f"{place(3)} of identity 1: equal to {place(4)} of identity 2"
+    ]
     assert open_dataset(tmp_path / "clean").labels.tolist() == [0, 0, 1]
     skipped = read_skipped_table(tmp_path / "clean" / "skipped.csv")
     assert [one[:2] for one in skipped] == [(str(number), "equal") for number in (1, 3, 4)]
+
+
+def test_one_image_of_each_identity_of_equal_images_is_named(tmp_path):
+    labels = [3, 3, 3, 2, *range(4, 9), 2]
+    data = write_images(tmp_path / "data", labels, [encoded_image(0)] * len(labels))
+    place = open_dataset(data).location
+    first, *others = (
+        f"{place(n)} of identity {label}" for n, label in enumerate(labels) if n in (0, 3, 4, 5, 6)
+    )
+    (message,) = messages(check(data), "conflicting_labels")
+    assert message == f"{first}: equal to {', '.join(others)} and 5 more"
 
 
 def test_landmarks_that_do_not_fit_are_a_fault_and_not_in_the_clean_copy(tmp_path):
