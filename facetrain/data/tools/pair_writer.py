@@ -107,12 +107,12 @@ def pairs_of_dataset(
 ) -> PairsToWrite:
     """Return pairs of a dataset's images, given by their numbers, with their people and landmarks."""
     numbers = [number for pair in pairs for number in pair]
-    landmarks_N52 = source.landmarks
+    read_landmarks = source.landmark_reader()
     return PairsToWrite(
         same,
         lambda row: require_readable(source.read(numbers[row]), source.location(numbers[row])),
         subjects=[str(identity) for identity in source.labels[numbers].tolist()],
-        landmarks_N52=None if landmarks_N52 is None else landmarks_N52[numbers],
+        landmarks_N52=None if read_landmarks is None else read_landmarks(np.array(numbers, np.int64)),
     )
 
 

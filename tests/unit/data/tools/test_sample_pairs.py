@@ -7,12 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from facetrain.data.dataset import FaceDataset
 from facetrain.data.formats.bin import read_bin
+from facetrain.data.mixture import MixtureDataset
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.tools.pair_writer import PairsToWrite, write_pairs
+from facetrain.data.tools.pair_writer import PairsToWrite, pairs_of_dataset, write_pairs
 from facetrain.data.tools.sample_pairs import sample_pairs
 from facetrain.errors import DataError, ImageError
 from tests.support.datasets import encoded_image, write_records
+from tests.support.memory import traced_peak
 
 
 def test_sampled_pairs_are_different_half_genuine_and_folds_share_no_identity(tmp_path):
@@ -31,6 +34,21 @@ def test_sampled_pairs_are_different_half_genuine_and_folds_share_no_identity(tm
         write_pairs(sample_pairs(data, 40, seed=seed), tmp_path / f"{name}.bin")
     a, b, c = ((tmp_path / f"{name}.bin").read_bytes() for name in "abc")
     assert a == b != c
+
+
+class LandmarkedDataset(FaceDataset):
+    num_images, num_classes = 1 << 16, 1
+    labels = np.zeros(num_images, np.int32)
+    landmarks = np.arange(num_images * 10, dtype=np.float32).reshape(-1, 5, 2)
+
+
+def test_only_the_landmarks_of_the_images_of_pairs_are_read():
+    dataset = LandmarkedDataset()
+    mixture = MixtureDataset([dataset, dataset], [1.0, 1.0])
+    with traced_peak() as peak:
+        pairs = pairs_of_dataset(mixture, [True], [(7, dataset.num_images + 2)])
+    assert np.array_equal(pairs.landmarks_N52, dataset.landmarks[[7, 2]])
+    assert peak.bytes < dataset.landmarks.nbytes / 20
 
 
 @pytest.mark.parametrize(
