@@ -10,6 +10,7 @@ from facetrain.cli.export_options import Outputs
 from facetrain.data.formats.bin import write_bin
 from facetrain.models.model_file import save_model
 from facetrain.models.weight_files import read_weights
+from facetrain.text import percent
 from tests.support.command import facetrain, output_of, refusal
 from tests.support.faces import face
 from tests.support.models import write_model
@@ -46,7 +47,7 @@ def test_a_quantized_model_has_int8_weights_and_its_accuracy_is_reported(model, 
         ),
     )
     accuracy = shown["sets"]["faces"]["accuracy"]
-    assert card.startswith("# small.onnx\n") and f"| faces | accuracy | {accuracy:.3%} |" in card
+    assert card.startswith("# small.onnx\n") and f"| faces | accuracy | {percent(accuracy)} |" in card
     assert "- `data.train`: data/some_faces" in card
     assert (
         "## Limits" in card and "| faces | accuracy |" in card and "faces is too small for tar@1e-06" in card
