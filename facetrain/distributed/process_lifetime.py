@@ -128,9 +128,11 @@ def process_stat(pid: int) -> tuple[str, str]:
 def forget_other_ranks() -> None:
     """Forget the launcher of a rank that has started this command, such as a callback, at once or through a queue.
 
-    The command would otherwise wait for the other ranks, and end with the launcher. It is no rank: facetrain's launcher
-    starts `facetrain.cli.rank`. The variables of a torchrun that a rank has started stay.
+    The command would otherwise wait for the other ranks, and end with the launcher. The variables of a torchrun that a
+    rank has started stay.
     """
+    if os.environ.get(_OWN_LAUNCHER) == str(os.getppid()):  # a rank, such as one of `facetrain bench train`
+        return
     if os.environ.pop(_OWN_LAUNCHER, None) and os.environ.get("TORCHELASTIC_RUN_ID") == RUN_ID:
         for name in list(os.environ):
             if name in ("RANK", "LOCAL_RANK") or name.startswith("TORCHELASTIC_"):

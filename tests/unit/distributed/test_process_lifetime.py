@@ -48,11 +48,11 @@ print("a rank" if launched_by_torchrun() else "no rank", flush=True)
 )
 def test_a_command_that_a_rank_has_started_is_no_rank(change, found):
     command = f"subprocess.run([sys.executable, '-c', {COMMAND!r}], env=os.environ | {change})"
-    code = LAUNCHER.format(rank=f"import os, subprocess, sys\n{command}", end="rank.wait()")
+    code = LAUNCHER.format(rank=f"{COMMAND}\nimport os, subprocess, sys\n{command}", end="rank.wait()")
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment(), stdout=subprocess.PIPE, text=True, timeout=60
     )
-    assert done.stdout == f"{found}\n"
+    assert done.stdout == f"a rank\n{found}\n", "the rank may be a command as well"
 
 
 @pytest.mark.parametrize(
