@@ -112,13 +112,12 @@ class MixtureDataset(DatasetView):
     @property
     def skipped(self) -> list[SkippedFile]:
         """Files that the datasets leave out, with the dataset: two of them may have files of the same name."""
-        return [
-            file._replace(name=f"{printable(with_addresses(str(dataset.path)))}/{file.name}")
-            if dataset.path
-            else file
-            for dataset in self.datasets
-            for file in dataset.skipped
-        ]
+        files = list[SkippedFile]()
+        for dataset in self.datasets:
+            # Once for each dataset: the address of a downloaded one is read from a file.
+            folder = f"{printable(with_addresses(str(dataset.path)))}/" if dataset.path else ""
+            files += [file._replace(name=f"{folder}{file.name}") for file in dataset.skipped]
+        return files
 
     def _split(self, index: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield for each dataset which of B images are in it, bool (B,), and their indices there."""
