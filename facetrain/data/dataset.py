@@ -89,6 +89,10 @@ class FaceDataset:
         """Return the names of the identities 0, 1, …, without a list of all; None if they have none."""
         return None
 
+    def identity_number(self, label: int) -> int:
+        """Return the number of an identity in the file or folder, of which this may be a part."""
+        return label
+
     @property
     def landmarks(self) -> np.ndarray | None:
         """Landmarks of every image, float32 (num_images, 5, 2), see `formats/landmark_file.py`; None without any."""
@@ -218,6 +222,10 @@ class ImageSubset(DatasetView):
         is_selected = np.zeros(self._dataset.num_classes, bool)
         is_selected[self.identities] = True
         return compress(names, is_selected)
+
+    def identity_number(self, label: int) -> int:
+        """Return the number of an identity in the file or folder of the other dataset."""
+        return self._dataset.identity_number(int(self.identities[label]))
 
     def places(self, index: np.ndarray) -> np.ndarray | None:
         """Return the places of images in the files of the other dataset, int64 (B, 2)."""

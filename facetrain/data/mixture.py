@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from facetrain.data.beside_dataset import TRAINING_SET
 from facetrain.data.dataset import DatasetView, FaceDataset
 from facetrain.data.formats.labels import MAX_LABEL
 from facetrain.data.remote_dataset import with_addresses
@@ -63,16 +65,26 @@ class MixtureDataset(DatasetView):
             first += length
 
     def identity_name(self, label: int) -> str:
-        """Return the identity's name in its dataset; its number in the mixture if its dataset has no names."""
+        """Return the identity's name in its dataset; without names, the dataset and the number in it: `faces_2`."""
         number = int(np.searchsorted(self._first_label, label, side="right")) - 1
-        if not self.datasets[number].has_identity_names:
-            return str(label)
-        return self.datasets[number].identity_name(int(label - self._first_label[number]))
+        dataset, inner = self.datasets[number], int(label - self._first_label[number])
+        return dataset.identity_name(inner) if dataset.has_identity_names else self._numbered(number, inner)
 
-    def identity_names(self) -> Iterator[str] | None:
-        """Return the names of the identities of all datasets; None if one has none."""
-        parts = [names for dataset in self.datasets if (names := dataset.identity_names()) is not None]
-        return chain.from_iterable(parts) if len(parts) == len(self.datasets) else None
+    def identity_names(self) -> Iterator[str]:
+        """Return the names of the identities of all datasets."""
+        for number, dataset in enumerate(self.datasets):
+            names = dataset.identity_names()
+            yield from names or (self._numbered(number, label) for label in range(dataset.num_classes))
+
+    def _numbered(self, number: int, label: int) -> str:
+        # Not by the label in the mixture: it is that of another person when a dataset before this one has grown.
+        return f"{self._short_names[number]}_{self.datasets[number].identity_number(label)}"
+
+    @cached_property
+    def _short_names(self) -> list[str]:
+        """Last part of the path or address of each dataset."""
+        places = [with_addresses(os.path.abspath(dataset.path or "")) for dataset in self.datasets]
+        return [printable(place.removesuffix(f"/{TRAINING_SET}").rpartition("/")[2]) for place in places]
 
     def places(self, index: np.ndarray) -> np.ndarray | None:
         """Return the places of images in the files of their datasets, int64 (B, 2); None if a dataset has none."""

@@ -111,7 +111,7 @@ def _names(lines: Iterable[str], first: int, path: Path) -> Iterator[str]:
 def write_name_tables(
     folder: Path, numbers: np.ndarray, source: FaceDataset, identities: Sequence[str]
 ) -> None:
-    """Write the table of the images if they have names, and the table of the identities if one or the images have.
+    """Write the table of the images and that of the identities, if they have names or identities other numbers.
 
     Images and identities without a name are named by their numbers in the source. Images count as without names if
     none of 2000 has one, which are spread evenly over all numbers.
@@ -123,11 +123,10 @@ def write_name_tables(
         identities: names of the identities 0, 1, …. Two may be equal, as in the source: a name made different
             here could be that of another person in the next dataset, who would begin with this one's class center.
     """
-    has_images = _has_names(source, numbers)
-    if has_images:
+    if _has_names(source, numbers):
         rows = ((key, source.name(number) or str(number)) for key, number in enumerate(numbers.tolist(), 1))
         _write_table(folder / NAMES_FILE, ("key", "name"), rows)
-    if has_images or list(identities) != [str(label) for label in range(len(identities))]:
+    if source.has_identity_names or list(identities) != [str(label) for label in range(len(identities))]:
         _write_table(folder / IDENTITIES_FILE, ("identity", "name"), enumerate(identities))
 
 

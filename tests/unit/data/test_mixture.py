@@ -373,17 +373,22 @@ def test_wrong_heads_of_a_mixture_are_errors(tmp_path, text, message):
         open_dataset(mixture(tmp_path, text))
 
 
-def test_the_name_of_an_identity_without_a_name_is_its_label_in_the_mixture(tmp_path):
+def test_an_identity_without_a_name_is_named_by_its_dataset_and_its_number_there(tmp_path):
     for name, identities in (("five", 5), ("filtered", 20)):
-        write_records(tmp_path / name, range(identities))
+        write_records(tmp_path / name, [*range(identities), identities - 1])
     (tmp_path / "named" / "007").mkdir(parents=True)
     (tmp_path / "named" / "007" / "1.png").write_bytes(encoded_image(0))
     (tmp_path / "keep.txt").write_text("\n".join(map(str, range(9, 20))))
-    entries = ["five", "filtered\n    identities: keep.txt", "named"]
+    (tmp_path / "drop.txt").write_text("0 2")
+    entries = ["five/train.rec\n    without: drop.txt", "filtered\n    identities: keep.txt", "named"]
     (tmp_path / "mix.yaml").write_text("datasets:\n" + "".join(f"  - path: {entry}\n" for entry in entries))
     source = open_dataset(tmp_path / "mix.yaml")
-    assert [source.identity_name(label) for label in range(17)] == [*map(str, range(16)), "007"]
-    assert source.identity_names() is None, "not all of them have names"
+    names = ["five_1", "five_3", "five_4", *(f"filtered_{number}" for number in range(9, 20)), "007"]
+    assert list(source.identity_names()) == [source.identity_name(label) for label in range(15)] == names
+    assert list(SubsetDataset(source, [1, 14]).identity_names()) == ["five_3", "007"]
+    # Of the filtered identities of a dataset, too, it is the number in the whole dataset.
+    (tmp_path / "mix.yaml").write_text("datasets: [{path: five/, without: drop.txt}]")
+    assert list(open_dataset(tmp_path / "mix.yaml", min_images_per_identity=2).identity_names()) == ["five_4"]
 
 
 def test_folders_that_are_named_by_their_numbers_keep_these_names_in_a_subset(tmp_path):

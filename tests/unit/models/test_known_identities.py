@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import ModelError
 from facetrain.models.known_identities import Names, choose_centers
+from tests.support.datasets import encoded_image, write_records
 from tests.support.memory import traced_peak
+from tests.unit.data.tools.helpers import merge
 
 
 def choose(known, names, *, may_grow=True, count=None):
@@ -47,6 +50,26 @@ def test_names_in_another_form_of_unicode_are_the_same_people(forms):
 def test_names_that_are_no_unicode_have_digests_of_their_bytes():
     digests = Names(b"Zo\xeb\nZo\xea\nZo\xeb\n").digests()
     assert digests[0] == digests[2] != digests[1]
+
+
+def test_people_without_names_keep_their_centers_when_another_dataset_of_the_mixture_grows(tmp_path):
+    write_records(tmp_path / "plain", [0, 1])
+    first, second = (tmp_path / stage / "photos" for stage in ("first", "second"))
+    for folder, people in ((first, ["ann", "cleo"]), (second, ["ann", "bob", "cleo"])):
+        for person in people:
+            (folder / person).mkdir(parents=True)
+            (folder / person / "1.png").write_bytes(encoded_image(1))
+        merge([folder, tmp_path / "plain"], folder.with_name("merged"))
+        mixture = "datasets: [{path: ../plain}, {path: photos}]"
+        folder.with_name("mixture.yaml").write_text(mixture)
+    for old in ("merged", "mixture.yaml"):
+        known = list(open_dataset(first.with_name(old)).identity_names())
+        for new in ("merged", "mixture.yaml"):
+            names = list(open_dataset(second.with_name(new)).identity_names())
+            number, _ = choose(known, names)
+            taken = [known[center] if center >= 0 else None for center in number]
+            assert taken == [None if name == "bob" else name for name in names]
+            assert sorted(names) == ["ann", "bob", "cleo", "plain_0", "plain_1"]
 
 
 def test_names_of_another_spelling_are_no_new_people():

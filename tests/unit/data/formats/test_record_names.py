@@ -115,9 +115,8 @@ def test_identities_keep_their_names_if_the_images_have_none(photos, tmp_path):
 def test_images_keep_their_names_if_the_first_one_has_none(photos, tmp_path):
     write_records(tmp_path / "plain", [0, 1], size=112)
     merge([tmp_path / "plain", photos], tmp_path / "out")
-    assert names_of(tmp_path / "out") == [("0", "0"), ("1", "1"), *names_of(photos)]
-    write_records(tmp_path / "other", [0, 1], size=112)
-    merge([tmp_path / "plain", tmp_path / "other"], tmp_path / "nameless")
+    assert names_of(tmp_path / "out") == [("plain_0", "0"), ("plain_1", "1"), *names_of(photos)]
+    convert(tmp_path / "plain", tmp_path / "nameless")
     assert not list((tmp_path / "nameless").glob("*s.csv"))
 
 
@@ -129,7 +128,7 @@ def test_the_names_of_a_sample_of_images_decide_whether_a_table_is_written(tmp_p
         asked.append(number)
         return "a.jpg" if named is not None and number >= named else None
 
-    source = SimpleNamespace(name=image_name, num_classes=1)
+    source = SimpleNamespace(name=image_name, num_classes=1, has_identity_names=False)
     write_name_tables(tmp_path, np.arange(100_000)[::-1], source, ["0"])
     assert (tmp_path / "names.csv").exists() == (named is not None)
     probed = asked[: -100_000 if named is not None else None]

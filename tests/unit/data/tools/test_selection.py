@@ -36,6 +36,24 @@ def test_merged_datasets_have_the_identities_of_both(data, tmp_path):
     assert (tmp_path / "out" / "property").read_text() == "6,16,16\n"
 
 
+def test_a_merged_identity_without_a_name_is_named_by_its_dataset_and_its_number_there(data, tmp_path):
+    write_records(tmp_path / "gaps", [0, 2, 5])
+    (tmp_path / "gaps.yaml").write_text("datasets: [{path: data}, {path: gaps}]")
+    (tmp_path / "photos" / "ann").mkdir(parents=True)
+    (tmp_path / "photos" / "ann" / "1.png").write_bytes(encoded_image(1))
+    names = [*(f"data_{number}" for number in range(4)), "gaps_0", "gaps_2", "gaps_5"]
+    for folders, expected in (
+        ([data, tmp_path / "gaps"], names),
+        ([tmp_path / "photos", tmp_path / "gaps.yaml"], ["ann", *names]),
+    ):
+        output = tmp_path / str(len(expected))
+        merge(folders, output)
+        merge([output, write_records(tmp_path / f"{output.name}_new", [0])], tmp_path / f"{output.name}_more")
+        assert list(open_dataset(output).identity_names()) == expected
+        more = open_dataset(tmp_path / f"{output.name}_more")
+        assert list(more.identity_names()) == [*expected, f"{output.name}_new_0"]
+
+
 def test_identities_of_one_dataset_are_not_merged_twice(data, tmp_path):
     (tmp_path / "some.txt").write_text("0 1")
     for name, entries in {
