@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from facetrain.text import listed, printable
 
 _OF_COUNT = re.compile(r"(?P<before>.*?)(?P<number>\d{5,})(?P<after>-of-(?P<count>\d{5,}).*)", re.ASCII)
 """train-00000-of-00003.parquet: the name has the number of shards."""
+_FINGERPRINT = re.compile(r"(-of-\d{5,})-[0-9a-f]{16}(?=\.)", re.ASCII)
+"""train-00000-of-00003-2f8f6bfa852eac4b.parquet: until 2023, Hugging Face's `datasets` gave each shard its own."""
 _PADDED = re.compile(r"(?P<before>.*?)(?P<number>\d{3,})(?P<after>(?P<count>)\D*)", re.ASCII)
 """shard-000000.tar: numbers of equal width, of which one begins with a zero; others may be dates or sizes."""
 _SPLIT = re.compile(
@@ -57,11 +60,12 @@ def _require_all(paths: Sequence[Path]) -> None:
     Raises:
         DataError: a shard is missing; the message names it.
     """
-    series: dict[tuple[str, int, str, str], set[int]] = {}
+    series: dict[tuple[str, int, str, str], Counter[int]] = {}
     for path in paths:
-        if match := _OF_COUNT.fullmatch(path.name) or _PADDED.fullmatch(path.name):
+        name = _FINGERPRINT.sub(r"\1", path.name)
+        if match := _OF_COUNT.fullmatch(name) or _PADDED.fullmatch(name):
             key = match["before"], len(match["number"]), match["after"], match["count"]
-            series.setdefault(key, set()).add(int(match["number"]))
+            series.setdefault(key, Counter())[int(match["number"])] += 1
     for (before, width, after, count), numbers in series.items():
         expected = range(min(numbers), max(numbers) + 1)
         if count:
@@ -69,9 +73,12 @@ def _require_all(paths: Sequence[Path]) -> None:
             expected = range(first, int(count) + first)
         elif len(str(expected.start)) == width:
             continue
-        missing = next((number for number in expected if number not in numbers), None)
+        copies = max(
+            numbers.values()
+        )  # several, if files of several uploads differ only in their fingerprints
+        missing = next((number for number in expected if numbers[number] < copies), None)
         if missing is not None:
-            number_missing = expected.stop - expected.start - len(numbers)  # len() ends at 2^63
+            number_missing = copies * (expected.stop - expected.start) - numbers.total()  # len() ends at 2^63
             name = printable(f"{before}{missing:0{width}}{after}")
             raise DataError(
                 f"{paths[0].parent}: {name} is missing (missing in all: {number_missing:,}); download it again, or "

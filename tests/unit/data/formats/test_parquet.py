@@ -283,8 +283,8 @@ def test_files_whose_labels_have_different_names_are_refused(tmp_path, others):
 def test_of_files_of_several_splits_those_of_train_are_read(tmp_path):
     write_named(tmp_path / "test.parquet", ["cy", "dan"])
     write_named(tmp_path / "val.easy-00000-of-00002.parquet", ["ann", "bob"])
-    for number in range(2):
-        write_named(tmp_path / f"train-0000{number}-of-00002-0a1b.parquet", ["ann", "bob"], count=3)
+    for number, fingerprint in enumerate(("2f8f6bfa852eac4b", "2173151d8cd6c7fb")):
+        write_named(tmp_path / f"train-0000{number}-of-00002-{fingerprint}.parquet", ["ann", "bob"], count=3)
     dataset = pickle.loads(pickle.dumps(open_dataset(tmp_path)))
     assert dataset.num_images == 6 and dataset.identity_name(0) == "ann"
     assert skipped_summary(dataset.skipped) == [

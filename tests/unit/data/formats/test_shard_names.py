@@ -9,6 +9,9 @@ from facetrain.errors import DataError
     [(["train-00000-of-00003.parquet"], r"train-00001-of-00003\.parquet is missing .missing in all: 2."),
      (["train-00000-of-99999999999999999999.parquet"], r"train-00001-of-9+\.parquet is missing"),
      (["a-00002-of-00002.tar"], r"a-00001-of-00002\.tar is missing"),
+     (["train-00000-of-00002-2f8f6bfa852eac4b.parquet"], r"folder: train-00001-of-00002\.parquet .* in all: 1"),
+     (["a-00000-of-00002-2f8f6bfa852eac4b.tar", "a-00000-of-00002-0000000000000000.tar",
+       "a-00001-of-00002-2173151d8cd6c7fb.tar"], r"a-00001-of-00002\.tar .* in all: 1"),
      (["b-00000-of-00001.tar", "a-00000-of-00002.tar"], r"a-00001-of-00002\.tar is missing"),
      (["shard-000000.tar", "shard-000002.tar"], r"folder: shard-000001\.tar is missing .*; download"),
      (["a-00001-of-00003.tar", "a-00003-of-00003.tar"], r"a-00002-of-00003\.tar .* in all: 1"),
@@ -23,6 +26,7 @@ def test_a_missing_shard_is_named(tmp_path, names, message):
 @pytest.mark.parametrize(
     "names",
     [["train-00000-of-00002.parquet", "train-00001-of-00002.parquet"], ["a-00001-of-00001.tar"],
+     ["a-00000-of-00002-2f8f6bfa852eac4b.parquet", "a-00001-of-00002-2173151d8cd6c7fb.parquet"],
      ["shard-000003.tar", "shard-000004.tar"], ["2019.tar", "2023.tar"], ["a.tar", "b01.tar", "b03.tar"],
      ["part-00000-0a9-c000.parquet", "part-00001-0a9-c000.parquet"], []],
 )  # fmt: skip
