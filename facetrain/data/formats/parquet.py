@@ -41,7 +41,7 @@ class ParquetDataset(CatalogDataset):
     """Images of .parquet files; an image that is not in place has the offset −1, one without bytes also the size −1.
 
     Further columns: `group` and `row`, the row group of an image and its row there. `column` is the name of the image
-    column, `group_bytes` the size of the largest row group.
+    column, `group_bytes` the size of the images of the largest row group.
     """
 
     def _read(self, index: int) -> bytes:
@@ -135,7 +135,6 @@ def _build_catalog(files: Sequence[Path], skipped: list[SkippedFile]) -> Columns
                     f"{path}: has several columns with the name {repeated[0]}; rename all but one"
                 )
             names.append(arrow_columns.class_names(file.schema_arrow, label))
-            group_bytes = max([group_bytes, *(group.total_byte_size for group in groups)])
             labels.append(arrow_columns.label_values(file.read([label]).column(label), label, path))
             places = _places(file, path, image)
         if not len(places) == len(labels[-1]) == file.metadata.num_rows:
@@ -154,6 +153,9 @@ def _build_catalog(files: Sequence[Path], skipped: list[SkippedFile]) -> Columns
                 f"{read[0]} and {path}: the labels of one are texts, those of the other numbers; write the labels of "
                 "all files in one way"
             )
+        # Not by the metadata: some writers leave the size of a group 0, as DuckDB did until 2023.
+        bytes_of_group = np.bincount(places[:, 2], places[:, 1].clip(0), minlength=1)
+        group_bytes = max(group_bytes, int(bytes_of_group.max()))
         rows.append(np.insert(places, 0, number, axis=1))
     if not read:
         raise DataError(f"{files[0].parent}: the dataset contains no images")
