@@ -100,7 +100,7 @@ def choose_centers(
     if len(known_N) != num_known:
         raise ModelError(f"{path}: has {num_known:,} centers, but {len(known_N):,} names; it is damaged")
     if _has_repeated(known_N) or _has_repeated(name_C):
-        return _choose_in_same_order(path, known_N, name_C, names, may_grow=may_grow)
+        return _choose_in_same_order(path, known_N, name_C, known, names, may_grow=may_grow)
     number_C = np.full(len(name_C), -1)
     _, known_at, wanted_at = np.intersect1d(known_N, name_C, assume_unique=True, return_indices=True)
     number_C[wanted_at] = known_at
@@ -112,12 +112,10 @@ def choose_centers(
         )
     counts = f"{new:,} new, {removed:,} removed"
     if (new or removed) and not may_grow:
-        is_removed_N = ~np.isin(known_N, name_C)
-        example = (
-            names.name(int(np.argmax(number_C < 0))) if new else known.name(int(np.argmax(is_removed_N)))
-        )
+        added, gone = np.flatnonzero(number_C < 0), np.flatnonzero(~np.isin(known_N, name_C))
+        examples = [*map(names.name, added[:1].tolist()), *map(known.name, gone[:1].tolist())]
         raise ModelError(
-            f"{path}: has centers of other identities than the dataset: {counts}, such as {listed([example])}; "
+            f"{path}: has centers of other identities than the dataset: {counts}, such as {listed(examples)}; "
             "head.init_from: extend takes the centers of all known names"
         )
     taken = len(known_N) - removed
@@ -140,17 +138,17 @@ def _check_count(path: Path, num_known: int, num_classes: int, *, may_grow: bool
 
 
 def _choose_in_same_order(
-    path: Path, known_N: np.ndarray, name_C: np.ndarray, names: Names, *, may_grow: bool
+    path: Path, known_N: np.ndarray, name_C: np.ndarray, known: Names, names: Names, *, may_grow: bool
 ) -> CenterChoice:
     """Choose centers by number, for names that several identities have: the datasets of a mixture may share names."""
     _check_count(path, len(known_N), len(name_C), may_grow=may_grow)
     differs_N = known_N != name_C[: len(known_N)]
     if differs_N.any():
         number = int(np.argmax(differs_N))
+        before, now = listed([known.name(number)]), listed([names.name(number)])
         raise ModelError(
-            f"{path}: identity {number:,} has another name in the dataset ({listed([names.name(number)])}), and some "
-            "names are there twice, so they do not say who is who; keep the order of the known identities, or use "
-            "head.init_from: reinit"
+            f"{path}: identity {number:,} is {before} there and {now} in the dataset, and some names occur twice, so "
+            "they do not say who is who; keep the order of the known identities, or use head.init_from: reinit"
         )
     return CenterChoice(
         _in_order(len(known_N), len(name_C)),
