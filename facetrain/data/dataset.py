@@ -69,8 +69,8 @@ class FaceDataset:
         """Return the name of an image in list files: its path inside the dataset, or its index if it has no path."""
         return self.name(index) or str(index)
 
-    def damaged_image_name(self, index: int) -> str:
-        """Return `image_name` of an image that cannot be read; its index if the name cannot be read, either."""
+    def left_out_name(self, index: int) -> str:
+        """Return the name of an image in a table of left-out files: `image_name`, or its index if that is damaged."""
         with contextlib.suppress(DataError):
             return self.image_name(index)
         return str(index)
@@ -180,6 +180,11 @@ class DatasetView(FaceDataset):
         """Return the image's name in its dataset."""
         dataset, inner = self._find(index)
         return dataset.name(inner)
+
+    def left_out_name(self, index: int) -> str:
+        """Return the image's name in its dataset, for a table of left-out files."""
+        dataset, inner = self._find(index)
+        return dataset.left_out_name(inner)
 
     def location(self, index: int) -> str:
         """Return the image's place in its dataset."""

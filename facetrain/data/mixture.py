@@ -80,12 +80,6 @@ class MixtureDataset(DatasetView):
         # Not by the label in the mixture: it is that of another person when a dataset before this one has grown.
         return f"{self._short_names[number]}_{self.datasets[number].identity_number(label)}"
 
-    @cached_property
-    def _short_names(self) -> list[str]:
-        """Last part of the path or address of each dataset."""
-        places = [with_addresses(os.path.abspath(dataset.path or "")) for dataset in self.datasets]
-        return [printable(place.removesuffix(f"/{TRAINING_SET}").rpartition("/")[2]) for place in places]
-
     def places(self, index: np.ndarray) -> np.ndarray | None:
         """Return the places of images in the files of their datasets, int64 (B, 2); None if a dataset has none."""
         place_B2 = np.empty((len(index), 2), np.int64)
@@ -124,12 +118,29 @@ class MixtureDataset(DatasetView):
     @property
     def skipped(self) -> list[SkippedFile]:
         """Files that the datasets leave out, with the dataset: two of them may have files of the same name."""
-        files = list[SkippedFile]()
-        for dataset in self.datasets:
-            # Once for each dataset: the address of a downloaded one is read from a file.
-            folder = f"{printable(with_addresses(str(dataset.path)))}/" if dataset.path else ""
-            files += [file._replace(name=f"{folder}{file.name}") for file in dataset.skipped]
-        return files
+        # A dataset may be there several times, with other identities or heads.
+        different = {dataset.path or number: number for number, dataset in enumerate(self.datasets)}
+        return [
+            file._replace(name=f"{self._folders[number]}{file.name}")
+            for number in different.values()
+            for file in self.datasets[number].skipped
+        ]
+
+    def left_out_name(self, index: int) -> str:
+        """Return the image's name as in `skipped`."""
+        return f"{self._folders[self._number_of(index)]}{super().left_out_name(index)}"
+
+    @cached_property
+    def _folders(self) -> list[str]:
+        """Path or address of each dataset with a slash behind it; empty for a mixture."""
+        paths = [dataset.path for dataset in self.datasets]
+        return [f"{printable(with_addresses(str(path)))}/" if path else "" for path in paths]
+
+    @cached_property
+    def _short_names(self) -> list[str]:
+        """Last part of the path or address of each dataset."""
+        paths = map(os.path.abspath, self._folders)
+        return [os.path.basename(path.removesuffix(f"/{TRAINING_SET}")) for path in paths]
 
     def _split(self, index: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield for each dataset which of B images are in it, bool (B,), and their indices there."""
@@ -138,8 +149,12 @@ class MixtureDataset(DatasetView):
             is_inside_B = number_B == number
             yield is_inside_B, index[is_inside_B] - end + self.counts[number]
 
+    def _number_of(self, index: int) -> int:
+        """Return the number of the dataset of an image."""
+        return int(np.searchsorted(self._ends, index, side="right"))
+
     def _find(self, index: int) -> tuple[FaceDataset, int]:
-        number = int(np.searchsorted(self._ends, index, side="right"))
+        number = self._number_of(index)
         return self.datasets[number], int(index - self._ends[number] + self.counts[number])
 
 

@@ -193,11 +193,10 @@ def _left_out(
     damaged = np.setdiff1d(np.arange(source.num_images), number_N).tolist()
     messages = [fault.message for fault in faults if fault.kind == "image"]  # in the order of the images
     for number, message in zip(damaged, messages, strict=True):
-        yield SkippedFile(source.damaged_image_name(number), "unreadable", message)
+        yield SkippedFile(source.left_out_name(number), "unreadable", message)
     for number in number_N[~keep_N].tolist():
-        yield SkippedFile(
-            source.image_name(number), "equal", f"{source.location(number)}: equal to another image"
-        )
+        reason = f"{source.location(number)}: equal to another image"
+        yield SkippedFile(source.left_out_name(number), "equal", reason)
 
 
 def _identities(label_N: np.ndarray, announced: int) -> Iterator[DataFault]:

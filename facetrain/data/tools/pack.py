@@ -159,5 +159,5 @@ class _PreparedImages:
             else:
                 self._aligned.decode(number, self._source.image_name(number), data, location)
         except UnreadableError as error:
-            return skipped_image(self._source.damaged_image_name(number), error)
+            return skipped_image(self._source.left_out_name(number), error)
         return None

@@ -103,6 +103,7 @@ def test_a_mixture_has_the_files_of_all_its_datasets_and_those_that_they_leave_o
         f"{part.path}/{file.name}" for part in parts for file in part.skipped
     ]
     assert len(mixed.skipped) == 2
+    assert MixtureDataset([*parts, parts[0]], [1, 1, 1]).skipped == mixed.skipped
     # Once, also in a mixture of mixtures and of chosen images.
     chosen = ImageSubset(parts[0], np.array([0]))
     assert MixtureDataset([mixed, chosen], [1, 1]).skipped == [*mixed.skipped, mixed.skipped[0]]

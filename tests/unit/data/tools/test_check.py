@@ -117,6 +117,20 @@ def test_landmarks_that_do_not_fit_are_a_fault_and_not_in_the_clean_copy(tmp_pat
     assert "not the landmarks of 3 images" in messages(found, "dataset")[0]
 
 
+@pytest.mark.parametrize("tool", [check, pack])
+def test_a_copy_of_a_mixture_lists_the_dataset_of_what_it_leaves_out(tmp_path, tool):
+    write_images(tmp_path / "damaged", (0, 0), [encoded_image(1), b"damaged"])
+    write_images(tmp_path / "repeated", (0, 0), [encoded_image(2)] * 2)
+    (tmp_path / "mix.yaml").write_text("datasets: [{path: damaged}, {path: repeated}]")
+    if tool is check:
+        check(tmp_path / "mix.yaml", repair=tmp_path / "copy")
+    else:
+        pack(tmp_path / "mix.yaml", tmp_path / "copy", image_size=16, skip_bad=True)
+    skipped = [one[:2] for one in read_skipped_table(tmp_path / "copy" / "skipped.csv")]
+    equal = [(f"{tmp_path}/repeated/1", "equal")] if tool is check else []
+    assert skipped == [(f"{tmp_path}/damaged/1", "unreadable"), *equal]
+
+
 def test_an_image_that_cannot_be_read_is_listed_and_left_out(tmp_path):
     for number, name in enumerate(("ann/1.png", "ann/2.png", "bob/1.png")):
         (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
