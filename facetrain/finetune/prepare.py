@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from facetrain.config.changes import lookup
-from facetrain.config.loading import values_of_overrides
+from facetrain.config.changes import differences, lookup
+from facetrain.config.loading import (
+    CONFIG_FILE,
+    is_set,
+    load_config,
+    override_keys,
+    plain_config,
+    values_of_overrides,
+)
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.open_dataset import open_dataset
@@ -27,7 +34,9 @@ from facetrain.finetune.photo_faces import needed_finder, split_faces, write_fac
 from facetrain.finetune.workplace import Bar, Request, Workplace
 from facetrain.models.model_digest import digest_model_files
 from facetrain.run.folder.data_digests import digest_labels, digest_records
+from facetrain.run.folder.run_state import FINISHED, read_state
 from facetrain.run.parts.teacher_embeddings import write_teacher_embeddings
+from facetrain.run.request import as_override
 from facetrain.telemetry.log import warn
 from facetrain.text import shell_path
 from facetrain.verify.sets.pair_set import PairSet, load_pair_sets, require_distinct_names
@@ -98,6 +107,7 @@ def prepare(
         with bar("embedding") as progress:
             write_teacher_embeddings(model, place.train, place.embeddings, inference, progress=progress)
     facts = _facts(request, model, backbone, place, open_dataset(place.train))
+    request = _with_settings_of_ended_run(request, facts, place)
     choices = choose(facts, request.overrides)
     for choice in choices:
         say(f"  {choice.settings}")
@@ -163,6 +173,17 @@ def _facts(
         teacher_cache=str(place.embeddings),
         has_gpu=device != "cpu" and torch.cuda.is_available(),
     )
+
+
+def _with_settings_of_ended_run(request: Request, facts: Facts, place: Workplace) -> Request:
+    """Return the request with what the run was trained with, if it has ended, where the command sets nothing else."""
+    if read_state(place.run).state != FINISHED:
+        return request
+    _, config = _config_of(choose(facts, request.overrides), request, place)
+    changes = differences(plain_config(config), plain_config(load_config(place.run / CONFIG_FILE)))
+    given = override_keys(request.overrides)
+    kept = [as_override(change.key, change.now) for change in changes if not is_set(given, change.key)]
+    return replace(request, overrides=(*kept, *request.overrides))
 
 
 def _config_of(choices: list[Choice], request: Request, place: Workplace) -> tuple[str, Config]:

@@ -58,8 +58,8 @@ def test_an_interrupted_fine_tuning_is_resumed_and_keeps_a_model(web_server, tmp
     refused = str(refusal(*command, "--resume", *changed))
     assert "optim.lr: 0.001 → 0.5: has no effect, because the run was already finished" in refused
     assert (output / "report.html").read_text() == page
-    on_a_cpu = ("--set", f"train.max_steps={last}", "--set", "seed=3", "--set", "train.device=cpu")
-    assert "  threshold " in output_of(*command, "--resume", *on_a_cpu), "the verdict takes the device"
+    printed = output_of(*command, "--resume", "--set", "train.device=cpu")
+    assert "was already finished" in printed and "  threshold " in printed, "the verdict takes the device"
     compared = facetrain("eval", output / "model.safetensors", "--target", output / "held_out.bin")
     assert compared.returncode == 0, compared.stderr
 

@@ -11,6 +11,7 @@ import cv2
 import numpy as np
 import pytest
 
+from facetrain.config.loading import dump_config
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.synthetic.drawing import draw_jpeg
 from facetrain.data.tools.landmark_table import LandmarkTable
@@ -24,6 +25,7 @@ from facetrain.finetune.prepare import prepare
 from facetrain.finetune.workplace import Request, Workplace
 from facetrain.models.model_file import CARDS_KEY
 from facetrain.models.read_model import read_model
+from facetrain.run.folder.run_state import FINISHED, STOPPED, record_end
 from tests.support.models import SMALL, write_model
 
 PEOPLE, EACH = 12, 4
@@ -70,6 +72,20 @@ def test_the_photos_are_embedded_on_the_device_that_the_user_gives(tmp_path, mon
     with pytest.raises(Interrupted):
         prepare(request_in(tmp_path, overrides=("train.device=cpu",)), None, print, bar)
     assert Inference("cpu") in embed.call_args.args
+
+
+def test_the_settings_of_an_ended_training_need_not_be_given_again(tmp_path):
+    request = request_in(tmp_path, overrides=("optim.lr=0.5", "train.batch_size=8", "model.lora={rank: 2}"))
+    first = prepare(request, None, print, bar)
+    first.place.run.mkdir()
+    (first.place.run / "config.yaml").write_text(dump_config(first.config))
+    again = replace(request, overrides=("seed=3",), resume=True)
+    record_end(first.place.run, STOPPED, "")
+    assert prepare(again, None, print, bar).config.optim.lr == 1e-3
+    record_end(first.place.run, FINISHED, "")
+    prepared = prepare(again, None, print, bar)
+    assert prepared.config == first.config.model_copy(update={"seed": 3}) and "lr: 0.5" in prepared.text
+    assert [one.values for one in prepared.choices] == [one.values for one in first.choices]
 
 
 def split(request):
