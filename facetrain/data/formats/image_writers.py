@@ -26,7 +26,7 @@ class LabeledImage(NamedTuple):
 
 
 def write_webdataset(folder: Path, images: Iterable[LabeledImage], identities: list[str]) -> None:
-    """Write .tar shards of images FOLDER/KEY.SUFFIX, each with its label in a .cls file; a key has no dot."""
+    """Write .tar shards of images KEY.SUFFIX, each with its label in a .cls file; a key has no dot."""
     for number, shard in enumerate(_parts(images, _TAR_IMAGES)):
         with tarfile.open(folder / f"{number:06}.tar", "w", format=tarfile.PAX_FORMAT) as archive:
             for image in shard:

@@ -1,4 +1,4 @@
-"""Names IDENTITY/FILE for the images of a dataset in a folder or shards."""
+"""Names IDENTITY/FILE for the images of a dataset in a folder or shards; FILE in shards without identity names."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ class FileNames:
                 format of the bytes, also if the original name has another.
         """
         self._source, self._in_shards = source, in_shards
-        # In shards, names that differ only in case are different for every reader.
-        self._folders = _identity_folders(source, identities, ignore_case=not in_shards)
+        self._folders = _identity_folders(source, identities, in_shards=in_shards)
         self._digits = len(str(source.num_images - 1))
         self._taken = set[str]()
         # Numbers alone are different by themselves: a table of 17 million of them would fill the memory.
@@ -59,7 +58,9 @@ class FileNames:
             suffix = self._format_suffix(number, data, suffix)
         if self._in_shards:
             stem = stem.replace(".", "_")
-        path = f"{self._folders[label]}/{_cut(stem)}"
+        folder, path = self._folders[label], _cut(stem)
+        if folder:
+            path = f"{folder}/{path}"
         if not self._is_named:
             return path + suffix
         if self._in_shards:  # the suffix is no part of a key
@@ -83,28 +84,27 @@ class FileNames:
 
 def folders_are_reordered(source: FaceDataset, identities: Sequence[int]) -> bool:
     """Return whether a reader of the folders, which sorts them, numbers the identities in another order."""
-    folders = _identity_folders(source, identities, ignore_case=True)
+    folders = _identity_folders(source, identities, in_shards=False)
     return folders != sorted(folders)
 
 
-def _identity_folders(source: FaceDataset, identities: Sequence[int], *, ignore_case: bool) -> list[str]:
+def _identity_folders(source: FaceDataset, identities: Sequence[int], *, in_shards: bool) -> list[str]:
     """Return a folder name for each identity: its name, or its number.
 
-    The numbers have leading zeros if all identities are numbers, so that the order of the names is the order of the
-    labels.
+    In a folder of images, the numbers have leading zeros if all identities are numbers, so that the order of the names
+    is the order of the labels. In shards, whose labels have files, numbers that are the labels are left out: a reader
+    would take them for names, and person 5 of this dataset for person 5 of another.
     """
     names = [source.identity_name(identity) for identity in identities]
-    is_numbered = all(name == str(identity) for name, identity in zip(names, identities, strict=True))
-    digits, taken = len(str(source.num_classes - 1)), set[str]()
+    if in_shards and not source.has_identity_names and names == [str(label) for label in range(len(names))]:
+        return [""] * len(names)
     # One name alone that is equal to its number may be the real one: folders 0, 1, 10, 2 have the labels 0 to 3.
+    is_numbered = all(name == str(identity) for name, identity in zip(names, identities, strict=True))
+    digits = len(str(source.num_classes - 1)) if is_numbered and not in_shards else 0
+    taken = set[str]()
+    # In shards, names that differ only in case are different for every reader.
     return [
-        unique_name(
-            f"{identity:0{digits}d}" if is_numbered else _cut(_name_inside(name)),
-            "",
-            identity,
-            taken,
-            ignore_case=ignore_case,
-        )
+        unique_name(_cut(_name_inside(name)).zfill(digits), "", identity, taken, ignore_case=not in_shards)
         for name, identity in zip(names, identities, strict=True)
     ]
 

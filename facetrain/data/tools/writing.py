@@ -54,8 +54,8 @@ class OutputFormat:
     write: Callable[[Path, Iterable[LabeledImage], list[str]], None] | None
     """Takes the output, the images and the names of the identities, no two of them equal. None: RecordIO, whose writer
     needs the counts in advance."""
-    needs_folders: bool = False
-    """Whether every image is named IDENTITY/FILE, also one without a name."""
+    needs_names: bool = False
+    """Whether every image is named, also one without a name."""
     keeps_order: bool = True
     """Whether readers see the images in the order in which they were written."""
     refuses_names: bool = False
@@ -64,9 +64,9 @@ class OutputFormat:
 
 FORMATS = {
     "recordio": OutputFormat(None),
-    "webdataset": OutputFormat(write_webdataset, needs_folders=True),
+    "webdataset": OutputFormat(write_webdataset, needs_names=True),
     "parquet": OutputFormat(write_parquet, refuses_names=True),
-    "folder": OutputFormat(write_folders, needs_folders=True, keeps_order=False, refuses_names=True),
+    "folder": OutputFormat(write_folders, needs_names=True, keeps_order=False, refuses_names=True),
 }
 """Formats by their names on the command line."""
 
@@ -214,7 +214,7 @@ def _labeled_images(
 ) -> Iterator[LabeledImage]:
     """Yield the images in their order, with unique names if all of them need one, and add them to the digest."""
     source, file_names = selection.source, None
-    if chosen.needs_folders:
+    if chosen.needs_names:
         file_names = FileNames(source, selection.identities, in_shards=chosen.keeps_order)
     for row, data in enumerate(map_in_order(selection.read_image, range(len(selection.numbers)), workers)):
         number, label = int(selection.numbers[row]), int(selection.new_label[row])

@@ -124,6 +124,14 @@ def test_identities_named_by_numbers_keep_their_names(tmp_path, to):
     assert [dataset.identity_name(label) for label in range(12)] == names
 
 
+@pytest.mark.parametrize("to", ORDERED)
+@pytest.mark.parametrize(("labels", "names"), [(range(11), None), ([0, 5, 10], ["0", "5", "10"])])
+def test_identities_without_names_get_them_only_if_their_numbers_change(tmp_path, to, labels, names):
+    write_records(tmp_path / "in", labels)
+    found = open_dataset(converted(tmp_path / "in", tmp_path, to)).identity_names()
+    assert (found and list(found)) == names
+
+
 def test_identities_that_differ_in_case_keep_their_names_in_shards(tmp_path):
     source = open_dataset(write_folder(tmp_path / "in", ["Ann/1.png", "ann/1.png"]))
     dataset = open_dataset(converted(tmp_path / "in", tmp_path, "webdataset"))
