@@ -53,12 +53,16 @@ def require_names(names: Iterable[str], place: object) -> None:
     """Check that different names are different people.
 
     Raises:
-        DataError: a name is a negative number, as -1 beside names for all unknown people is, or two have different
+        DataError: a name is empty or a negative number, as those of all unknown people are, or two have different
             characters for the same letters: é is one character (Unicode's NFC) or, in files of macOS, two (NFD). The
             message begins with `place`.
     """
     composed: dict[str, str] = {}
     for name in names:
+        if not name.strip():
+            raise DataError(
+                f"{place}: a label is empty, as those of unknown people are; leave out their images"
+            )
         if _NEGATIVE_NUMBER.fullmatch(name):
             raise _negative(name, place)
         if not name.isascii() and composed.setdefault(unicodedata.normalize("NFC", name), name) != name:

@@ -219,6 +219,7 @@ def test_two_labels_that_are_no_utf8_are_two_identities(tmp_path):
     ("labels", "named"),
     [([0, 1, None, 2, None], "2 rows"), (["ann", None], "1 row has"), ([1, float("nan")], "nan"), ([1, 0.5], "0.5"),
      ([1, float("inf")], "inf"), (["5", "-1"], "label -1 is negative"),
+     (["ann", ""], "a label is empty, as those of unknown"), (["ann", " "], "a label is empty"),
      ([True, True], "type bool"), (np.array([1, -1], "float16"), "label -1 is negative")],
 )  # fmt: skip
 def test_other_labels_are_refused(tmp_path, labels, named):
@@ -260,7 +261,8 @@ def test_only_a_list_has_the_names_of_labels(tmp_path, feature, name):
 
 
 @pytest.mark.parametrize(
-    ("names", "message"), [(["-1", "ann"], "label -1 is negative"), (["é", "e\u0301"], "NFC")]
+    ("names", "message"),
+    [(["-1", "ann"], "label -1 is negative"), (["é", "e\u0301"], "NFC"), (["", "ann"], "label is empty")],
 )
 def test_names_of_labels_that_are_no_different_people_are_refused(tmp_path, names, message):
     write_named(tmp_path / "a.parquet", ["ann", *names], count=1)
