@@ -24,6 +24,9 @@ from facetrain.training.early_stop import EarlyStop
 from facetrain.training.profile import RECORDED_STEPS, WARM_UP_STEPS
 from facetrain.training.state import averaged_state
 
+_AFTER_TRAINING = ("checkpoint.mirror", "log.report", "train.device")
+"""Config keys that still count when a run is finished: of the uploads, of the page, and of the verdict of finetune."""
+
 
 def end_again(agreed: Agreed, world: World) -> int:
     """Say that a run was finished before, and upload what its mirror lacks; return the exit code. Collective."""
@@ -34,6 +37,9 @@ def end_again(agreed: Agreed, world: World) -> int:
     if world.is_leader:
         for line in plan.chosen:
             print(line, flush=True)
+        for change in plan.changes:
+            if change.key not in _AFTER_TRAINING:
+                print_lines(f"{change}: has no effect, because the run was already finished")
         limit = config.train.max_steps
         options = more_steps(agreed.schedule, checkpoint.step, early_stop, max_steps=limit) + allow_option(
             config

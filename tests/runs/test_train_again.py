@@ -80,7 +80,9 @@ def test_it_writes_nothing_to_a_run_that_is_finished_and_says_so(finished, capsy
     shown = capsys.readouterr().out
     assert f"{folder}: was already finished, at step 4; to train on: facetrain resume" in shown
     assert "finished in" not in shown and "next:" not in shown
+    assert "has no effect" not in shown
     facetrain.resume(folder, seed=1)
+    assert "seed: 2048 → 1: has no effect, because the run was already finished\n" in capsys.readouterr().out
     assert {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in folder.rglob("*")} == before
 
 
