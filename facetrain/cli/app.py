@@ -96,10 +96,15 @@ def options(
 
 def main() -> None:
     """Run the `facetrain` program; end the process with the exit code of the command or of its error."""
+    forget_other_ranks()
+    run_command()
+
+
+def run_command() -> None:
+    """Run the command of `sys.argv`, in a rank or alone; end the process with its exit code or that of its error."""
     # To the front: these are accepted behind the options of a command, too.
     arguments = sorted(sys.argv[1:], key=lambda argument: argument not in _ANYWHERE)
     debug = "--debug" in arguments
-    forget_other_ranks()
     end_with(lambda: app(arguments, prog_name="facetrain", standalone_mode=False), debug=debug)
 
 

@@ -79,7 +79,7 @@ def train(
             print_report(report, as_json)
         return 0
 
-    arguments = ["-m", "facetrain", *sys.argv[1:]]
+    arguments = ["-m", "facetrain.cli.bench_rank", *sys.argv[1:]]
     start(measure, arguments, LaunchOptions(nproc_per_node), lambda: described.train.device)
 
 

@@ -131,8 +131,6 @@ def forget_other_ranks() -> None:
     The command would otherwise wait for the other ranks, and end with the launcher. The variables of a torchrun that a
     rank has started stay.
     """
-    if os.environ.get(_OWN_LAUNCHER) == str(os.getppid()):  # a rank, such as one of `facetrain bench train`
-        return
     if os.environ.pop(_OWN_LAUNCHER, None) and os.environ.get("TORCHELASTIC_RUN_ID") == RUN_ID:
         for name in list(os.environ):
             if name in ("RANK", "LOCAL_RANK") or name.startswith("TORCHELASTIC_"):

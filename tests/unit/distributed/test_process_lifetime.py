@@ -37,22 +37,29 @@ print("a rank" if launched_by_torchrun() else "no rank", flush=True)
 """
 
 
+RANK_WITH_COMMAND = """
+import os, subprocess, sys
+from facetrain.distributed.process_lifetime import launched_by_torchrun
+print("a rank" if launched_by_torchrun() else "no rank", flush=True)
+subprocess.run([sys.executable, "-c", {command!r}], env=os.environ | {change})
+"""
+
+
 @pytest.mark.parametrize(
     ("change", "found"),
     [
-        ({}, "no rank"),
-        ({"FACETRAIN_LAUNCHER": str(1 << 22)}, "no rank"),
-        ({"TORCHELASTIC_RUN_ID": "another"}, "a rank"),
+        ("{}", "no rank"),
+        ('{"FACETRAIN_LAUNCHER": str(os.getpid())}', "no rank"),
+        ('{"TORCHELASTIC_RUN_ID": "another"}', "a rank"),
     ],
-    ids=["command", "command after the launcher has ended", "rank of a torchrun"],
+    ids=["command", "command that the launcher has adopted as process 1", "rank of a torchrun"],
 )
 def test_a_command_that_a_rank_has_started_is_no_rank(change, found):
-    command = f"subprocess.run([sys.executable, '-c', {COMMAND!r}], env=os.environ | {change})"
-    code = LAUNCHER.format(rank=f"{COMMAND}\nimport os, subprocess, sys\n{command}", end="rank.wait()")
+    code = LAUNCHER.format(rank=RANK_WITH_COMMAND.format(command=COMMAND, change=change), end="rank.wait()")
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment(), stdout=subprocess.PIPE, text=True, timeout=60
     )
-    assert done.stdout == f"a rank\n{found}\n", "the rank may be a command as well"
+    assert done.stdout == f"a rank\n{found}\n"
 
 
 @pytest.mark.parametrize(
