@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -10,6 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from facetrain.errors import UsageError
+from facetrain.signals import exit_on_signals
 
 Processes = Annotated[
     str, typer.Option(metavar="N|auto", help="Processes on this host. auto: one per GPU, or one on CPU.")
@@ -37,6 +39,12 @@ class LaunchOptions:
     ] = 0
 
 
+def end_on_signals() -> None:
+    """End this process at a signal until an agent or a training loop handles it, and remove an empty run folder."""
+    # The default action would leave the folder with its lock. The first process of a container has no default action.
+    exit_on_signals(signal.SIGUSR1)
+
+
 def start(
     run: Callable[[], int], rank_arguments: list[str], options: LaunchOptions, device: Callable[[], str]
 ) -> NoReturn:
@@ -55,6 +63,7 @@ def start(
     from facetrain.distributed.process_lifetime import launched_by_torchrun, outside_launcher
     from facetrain.distributed.topology import topology
 
+    end_on_signals()
     usual = asdict(LaunchOptions())
     given = {name: value for name, value in asdict(options).items() if value != usual[name]}
     if given and (launcher := outside_launcher()):

@@ -11,6 +11,7 @@ from typing import Any
 
 from facetrain import own_parts
 from facetrain.__main__ import run_program
+from facetrain.cli.launch_options import end_on_signals
 from facetrain.run.request import TrainRequest
 
 
@@ -30,6 +31,7 @@ def train_on_this_rank(request: TrainRequest) -> int:
 
 def main() -> None:
     """Be a rank; end the process with the exit code of the run or of its error."""
+    end_on_signals()
 
     def run() -> None:
         from facetrain.cli.app import end_with

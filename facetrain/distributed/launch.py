@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Callable
 
 from facetrain.cpu_cores import usable_cores
@@ -11,7 +10,6 @@ from facetrain.distributed.grace_period import export_grace_period
 from facetrain.distributed.process_lifetime import mark_own_ranks
 from facetrain.distributed.process_setup import set_gpu_defaults, silence_torch_logs
 from facetrain.distributed.topology import Topology
-from facetrain.signals import exit_on_signals
 
 
 def launch(train: Callable[[], int], where: Topology, rank_arguments: list[str]) -> int:
@@ -24,8 +22,6 @@ def launch(train: Callable[[], int], where: Topology, rank_arguments: list[str])
         LaunchError: the ranks could not be started, or one of them was killed.
         UsageError: the grace period in the environment is not a whole number.
     """
-    # Until a training loop or an agent handles them. The first process of a container has no default action.
-    exit_on_signals(signal.SIGUSR1)
     silence_torch_logs()
     set_gpu_defaults()
     if where.is_single_process:

@@ -10,16 +10,31 @@ from tests.support.command import environment
 
 HANG_UP = """
 import os, signal, sys
-from facetrain.distributed.launch import launch
-from facetrain.distributed.topology import Topology
+from facetrain.cli.launch_options import LaunchOptions, start
 
 def train():
     os.kill(os.getpid(), signal.SIGHUP)
     return 0
 
 signal.signal(signal.SIGHUP, getattr(signal, sys.argv[1]))
-sys.exit(launch(train, Topology(nproc_per_node=1), []))
+start(train, [], LaunchOptions(), lambda: "cpu")
 """
+RANK_OF_FACETRAIN = """
+import os, signal, sys
+from facetrain.cli import rank
+from facetrain.run.request import TrainRequest
+
+rank.train_on_this_rank = lambda request: os.kill(os.getpid(), signal.SIGHUP)
+sys.argv = ["rank", TrainRequest(command="train").model_dump_json()]
+rank.main()
+"""
+
+
+@pytest.mark.parametrize("rank", [HANG_UP, RANK_OF_FACETRAIN], ids=["torchrun", "facetrain"])
+def test_a_rank_that_starts_ends_by_an_exception_so_that_it_leaves_no_lock(rank):
+    by_torchrun = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"} if rank is HANG_UP else {}
+    ended = subprocess.run([sys.executable, "-c", rank, "SIG_DFL"], env=environment() | by_torchrun)
+    assert ended.returncode == 129
 
 
 @pytest.mark.parametrize(("action", "code"), [("SIG_DFL", 129), ("SIG_IGN", 0)])
