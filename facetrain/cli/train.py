@@ -133,7 +133,9 @@ def _device(request: TrainRequest, *, alone: bool) -> str:
 
     try:
         asked = asked_config(request) if request.command == "train" else recorded_config(request)[1]
-        require_dataset(asked.config.data)
+        # Of a run that continues, the ranks: its data may come back if it has trained, and the exit code says so.
+        if request.command == "train" and not request.resume_existing:
+            require_dataset(asked.config.data)
     except FacetrainError:
         if alone:
             raise

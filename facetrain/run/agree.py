@@ -89,6 +89,7 @@ def agree(ranks: Ranks, request: TrainRequest, lease: Lease, pin: Callable[[str]
             return resolve(request, claim, asked, ranks, hosts, restarted=restarted, pin=pin)
 
     plan, data = _decide(ranks, RunPlan, resolve_request)
+    ranks.has_trained |= plan.resumes
     config = with_absolute_paths(plan.config)
     with ranks.failing_together():
         # The user of each host has given the config, or has allowed the code in it.

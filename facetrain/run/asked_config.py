@@ -26,7 +26,6 @@ from facetrain.data.formats.set_names import has_bin_suffix, is_bin, set_name, w
 from facetrain.errors import PairsError, UsageError
 from facetrain.files import require_temporary_folder
 from facetrain.remote.address import is_read_in_place, is_remote, public
-from facetrain.remote.download import is_name
 from facetrain.remote.listing import list_names
 from facetrain.run.folder.run_files import find_advice, name_of_run, newest_run
 from facetrain.run.request import CHOSEN_KEYS, TrainRequest, as_override
@@ -50,7 +49,7 @@ def asked_config(request: TrainRequest) -> AskedConfig:
     """Read the config of a new run.
 
     Raises:
-        UsageError: a value is given and to be chosen, or there is no such dataset.
+        UsageError: a value is given and to be chosen.
         ConfigError: the config or a value is invalid.
         DataError: the dataset is in a store that does not answer, or that has no such folder.
     """
@@ -63,11 +62,8 @@ def asked_config(request: TrainRequest) -> AskedConfig:
     config = _build(request)
     allow_code_of(config)
     given = plain_config(config)
-    train = config.data.train
     if not request.own_data:
         return AskedConfig(config, set_keys, given)
-    if not is_name(train) and not Path(train).exists():
-        raise UsageError(f"{train}: no such file or folder of training data")
     # Only folders and stores can be listed: the sets beside other data are downloaded when the run starts.
     has_list = not is_remote(config.eval_dir) or is_read_in_place(config.eval_dir)
     if is_set(set_keys, "eval.targets", "eval.dir") or not has_list:

@@ -15,7 +15,7 @@ from facetrain.data.dataset import FaceDataset
 from facetrain.data.loading.sampler import epoch_size
 from facetrain.distributed.process_setup import fix_cublas_workspace
 from facetrain.distributed.ranks import Ranks
-from facetrain.errors import ConfigError
+from facetrain.errors import ConfigError, ModelError
 from facetrain.models.model_file import newest_model_file, read_step
 from facetrain.run.asked_config import AskedConfig, open_mirror
 from facetrain.run.folder.accepted import Accepted
@@ -72,10 +72,12 @@ def resolve(
         start = find_starting_point(folder, mirror, hosts, step=step, may_be_new=is_new)
     checkpoint = start.checkpoint if start else None
     if checkpoint:
+        ranks.has_trained = True  # of a run that is only in its mirror, the claim has seen nothing
         config = _with_recorded_choices(config, checkpoint, request, asked.set_keys)
     config = with_paths_of_sets(with_downloads(config, pin, has_weights=checkpoint is not None))
     here = with_absolute_paths(config)
-    model_paths(here, is_new=checkpoint is None)
+    with ranks.outages(ModelError):
+        model_paths(here, is_new=checkpoint is None)
     data = open_data(here)
     _require_measured(config, data.sets)
     suited = [] if checkpoint else _choose_settings(config, request, asked.set_keys, data, ranks)

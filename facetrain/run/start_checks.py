@@ -52,7 +52,7 @@ def check_start(
 
     Args:
         config: config of the run.
-        folder: run folder, which may not exist yet.
+        folder: run folder.
         source: training data.
         state: state of the run, as it will be saved.
         schedule: steps of the run.

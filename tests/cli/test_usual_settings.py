@@ -121,8 +121,6 @@ def test_a_batch_replaces_the_batch_of_all_processes_and_data_the_drawn_faces(da
 
 def test_without_data_there_is_no_training():
     assert isinstance(refusal("train"), UsageError)
-    with pytest.raises(UsageError, match="^nowhere: no such file or folder of training data"):
-        asked(UsualSettings("nowhere"))
 
 
 def test_a_setting_is_chosen_or_given(data):

@@ -15,7 +15,7 @@ from facetrain.checkpoint.commit import complete_steps
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.mirror import Mirror
 from facetrain.config.loading import load_config, plain_config
-from facetrain.errors import CheckpointError, DamagedCheckpointError, RunError, UsageError
+from facetrain.errors import CheckpointError, DamagedCheckpointError, DataError, RunError, UsageError
 from facetrain.run.folder.run_state import read_state
 from facetrain.run.request import TrainRequest
 from facetrain.run.train import train as train_request
@@ -136,7 +136,7 @@ def test_ctrl_c_leaves_the_wait_for_a_slow_store_and_a_resume_uploads_the_rest(
 
 @pytest.mark.slow
 def test_the_results_are_in_the_mirror_and_a_run_goes_on_from_there_on_two_ranks(
-    object_store, describe, tmp_path
+    object_store, describe, tmp_path, monkeypatch
 ):
     config = load_config(describe(checkpoint=MIRRORED), ["log.report=true"])
     assert training.train(config, tmp_path / "one") == 0
@@ -149,6 +149,10 @@ def test_the_results_are_in_the_mirror_and_a_run_goes_on_from_there_on_two_ranks
     more = TrainRequest(command="resume", run_dir=str(tmp_path / "one"), overrides=["train.max_steps=14"])
     with pytest.raises(DamagedCheckpointError, match=f"remove the folder .* downloads it from {URL}"):
         train_request(more)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match="/gone: no such folder") as ended:
+        train_request(TrainRequest(command="resume", run_dir=f"{URL}/one", overrides=["data.train=gone"]))
+    assert ended.value.exit_code == 1, "the run has trained, although this disk has nothing of it"
     process = start(
         tmp_path / "other", "resume", f"{URL}/one", "--checkpoint", Mirror(f"{URL}/one").steps()[0],
         "--nproc-per-node", 2, "--set", "train.max_steps=14",

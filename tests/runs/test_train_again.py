@@ -1,6 +1,7 @@
 """`train --resume`: one command starts a run, and continues it as often as it is given again."""
 
 import json
+import re
 import shutil
 import sys
 
@@ -12,7 +13,7 @@ import facetrain
 from facetrain.checkpoint.commit import complete_steps
 from facetrain.config.loading import load_config
 from facetrain.distributed.ranks import Ranks
-from facetrain.errors import ConfigError, DataError, NoCheckpointError, UsageError
+from facetrain.errors import ConfigError, NoCheckpointError, UsageError
 from facetrain.models.model_file import read_step
 from facetrain.remote.download import pinned
 from facetrain.run.agree import agree
@@ -22,6 +23,7 @@ from facetrain.run.folder.lock import RunLock
 from facetrain.run.folder.run_state import Start, read_state, train_recorded
 from facetrain.run.request import TrainRequest
 from tests.support.command import facetrain as facetrain_in_a_process
+from tests.support.command import refusal
 from tests.support.runs import checked, losses, metrics
 
 
@@ -202,10 +204,21 @@ def test_a_finished_run_goes_back_to_an_earlier_end(finished, tmp_path):
     assert load_config(folder / "config.yaml").train.max_steps == 2
 
 
-def test_data_that_is_gone_ends_a_run_with_checkpoints_as_a_failure_because_it_may_come_back(stopped):
-    with pytest.raises(DataError, match="no_such_folder") as ended:
-        facetrain.resume(stopped[1], data={"train": "no_such_folder"})
-    assert ended.value.exit_code == 1
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        ("resume RUN --set data.train=gone", "/gone: no such folder or file"),
+        ("train --config CONFIG --data gone --run-dir RUN --resume", "/gone: no such folder or file"),
+        ("resume RUN --set distill.teacher=gone", "^distill.teacher: .*gone: no such file or folder"),
+    ],
+)
+def test_what_is_gone_ends_a_run_with_checkpoints_as_a_failure_because_it_may_come_back(
+    stopped, command, named
+):
+    folder = str(stopped[1])
+    command = command.replace("RUN", folder).replace("CONFIG", f"{folder}/config.yaml")
+    error = refusal(*command.split())
+    assert re.search(named, str(error)) and error.exit_code == 1
 
 
 def test_a_run_that_ends_earlier_now_is_refused_with_a_command_that_has_the_option(stopped):

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import get_overloads, get_type_hints
 
 import cv2
@@ -170,7 +171,7 @@ def test_images_may_be_addresses(model, images):
         (lambda: facetrain.train(), "nothing to train on; give a config"),
         (lambda: facetrain.train("quickstart", 5), "run_dir: 5: "),
         (lambda: facetrain.train("quickstart", resume="runs/a"), "resume: 'runs/a': "),
-        (lambda: facetrain.train(dataset="nowhere"), "nowhere: no such file or folder of training data"),
+        (lambda: facetrain.train(dataset="nowhere"), f"{Path('nowhere').absolute()}: no such folder or file"),
         (lambda: facetrain.resume("runs/a", "7b"), "checkpoint: '7b': "),
     ],
 )
