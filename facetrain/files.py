@@ -306,10 +306,17 @@ def require_temporary_folder() -> None:
 
     Raises:
         UsageError: there is none.
+        RunError: there is one on a full disk.
     """
     try:
         tempfile.gettempdir()
     except FileNotFoundError as error:
+        # Python writes to each folder that it tries, and does not say why it could not.
+        folder = Path("/tmp")
+        with suppress(OSError):
+            if not shutil.disk_usage(folder).free:
+                full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                raise error_as(RunError, folder, full) from error
         raise UsageError(
             "no folder for temporary files can be written to, neither TMPDIR nor /tmp nor the current folder; set the "
             "environment variable TMPDIR to one that can"

@@ -1,7 +1,9 @@
 import errno
 import os
+import shutil
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -196,3 +198,6 @@ def test_a_container_without_a_folder_for_temporary_files_is_told_which_variable
     ):
         with pytest.raises(UsageError, match="set the environment variable TMPDIR"):
             uses_it()
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=0))
+    with pytest.raises(RunError, match="^/tmp: No space left on device; free space"):
+        require_temporary_folder()
