@@ -169,8 +169,9 @@ def _most_skipped_steps(parts: Parts) -> int:
     """Return how many steps in a row may be skipped before the run has diverged."""
     # In fp16, steps are skipped until the loss scale is found.
     most = MAX_SKIPPED_STEPS + (MOST_HALVINGS if parts.state.stepper.scale.enabled else 0)
-    # A short run that skips all of its steps has trained nothing. One that continues has.
-    return most if parts.state.step else min(most, parts.schedule.total_steps)
+    # A short run that skips all of its steps has trained nothing, also in several starts.
+    has_trained = parts.state.step > parts.state.skips_in_a_row
+    return most if has_trained else min(most, parts.schedule.total_steps)
 
 
 def _profiler(parts: Parts, outputs: RunOutputs) -> StepProfiler:

@@ -88,21 +88,22 @@ def test_a_resume_goes_on_counting_the_steps_that_were_skipped_in_a_row(state, s
 
 
 @pytest.mark.parametrize(
-    ("first_step", "in_fp16", "total", "expected"),
+    ("first_step", "skipped", "in_fp16", "total", "expected"),
     [
-        (0, False, 3, 3),
-        (0, False, 60, 10),
-        (2, False, 3, 10),
-        (0, True, 3, 3),
-        (0, True, 60, 34),
-        (2, True, 3, 34),
+        (0, 0, False, 3, 3),
+        (0, 0, False, 60, 10),
+        (2, 2, False, 3, 3),
+        (2, 1, False, 3, 10),
+        (0, 0, True, 3, 3),
+        (0, 0, True, 60, 34),
+        (2, 0, True, 3, 34),
     ],
 )
-def test_a_new_short_run_may_skip_fewer_steps_and_one_in_fp16_more_until_its_loss_scale_could_be_1(
-    first_step, in_fp16, total, expected
+def test_a_short_run_without_a_step_may_skip_fewer_and_one_in_fp16_more_until_its_loss_scale_could_be_1(
+    first_step, skipped, in_fp16, total, expected
 ):
     scale = LossScale(CPU, enabled=in_fp16, start=1024.0)
-    state = SimpleNamespace(step=first_step, stepper=SimpleNamespace(scale=scale))
+    state = SimpleNamespace(step=first_step, skips_in_a_row=skipped, stepper=SimpleNamespace(scale=scale))
     parts = SimpleNamespace(state=state, schedule=SimpleNamespace(total_steps=total))
     assert _most_skipped_steps(parts) == expected
 
