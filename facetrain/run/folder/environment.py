@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,8 +15,8 @@ import torch
 import facetrain
 from facetrain.checkpoint.mirror import Mirror
 from facetrain.distributed.world import World
-from facetrain.errors import CheckpointError
-from facetrain.files import parse_json, read_regular_text
+from facetrain.errors import CheckpointError, RunError
+from facetrain.files import os_errors_as, parse_json, read_regular_text
 from facetrain.remote.address import without_secrets
 from facetrain.run.folder.run_files import ENVIRONMENT_FILE
 from facetrain.text import count_text
@@ -50,18 +50,27 @@ def describe_environment(
 
 
 def recorded_environment(folder: Path) -> dict[str, Any]:
-    """Return the content of a run's environment.json; empty if the file is absent or damaged."""
-    return _parsed(lambda: read_regular_text(folder / ENVIRONMENT_FILE))
+    """Return the content of a run's environment.json; empty if the file is absent, another user's, or damaged.
+
+    Raises:
+        RunError: the file cannot be read now: as an absent one, it would let a job that is started again begin anew.
+    """
+    path = folder / ENVIRONMENT_FILE
+    with os_errors_as(RunError, path), suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+        return _parsed(read_regular_text(path))
+    return {}
 
 
 def stored_environment(mirror: Mirror) -> dict[str, Any]:
     """Return the content of environment.json in the mirror of a run; empty if the file is absent or damaged."""
-    return _parsed(lambda: mirror.read_text(ENVIRONMENT_FILE))
+    with suppress(CheckpointError):
+        return _parsed(mirror.read_text(ENVIRONMENT_FILE))
+    return {}
 
 
-def _parsed(read: Callable[[], str]) -> dict[str, Any]:
-    with suppress(OSError, ValueError, CheckpointError):
-        recorded = parse_json(read())
+def _parsed(text: str) -> dict[str, Any]:
+    with suppress(ValueError):
+        recorded = parse_json(text)
         if isinstance(recorded, dict):
             return recorded
     return {}

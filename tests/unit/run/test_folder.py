@@ -1,10 +1,12 @@
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from facetrain.errors import RunError, UsageError
-from facetrain.run.folder import claim
+from facetrain.run.folder import claim, environment
 from facetrain.run.folder.claim import FolderClaim, require_replaceable
 from facetrain.run.folder.lease import Lease
 from facetrain.run.folder.run_state import FAILED, FINISHED, RUNNING, RunState
@@ -64,6 +66,25 @@ def test_restarted_ranks_find_their_folder(tmp_path):
         (mine / "environment.json").write_text(json.dumps({"launchers": ["b"]}))
         assert claimed(mine, "b") == mine
         assert claimed(mine, "c") == tmp_path / "name-3"
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"), [(errno.EIO, RunError), (errno.ESTALE, RunError), (errno.EACCES, None)]
+)
+def test_a_folder_that_cannot_be_read_now_is_not_taken_for_one_of_another_job(
+    tmp_path, monkeypatch, fault, kind
+):
+    (tmp_path / "name").mkdir()
+
+    def fail(path):
+        raise OSError(fault, os.strerror(fault), str(path))
+
+    monkeypatch.setattr(environment, "read_regular_text", fail)
+    if kind is None:
+        assert claimed(tmp_path / "name", "agent") == tmp_path / "name-2", "the folder of another user"
+    else:
+        with pytest.raises(kind, match="name/environment.json: "):
+            claimed(tmp_path / "name", "agent")
 
 
 def test_only_folders_that_a_lease_has_created_and_that_are_empty_are_removed(tmp_path):
