@@ -392,10 +392,7 @@ class PartialFC(BaseHead):
         if self.update is not None and not embedding_BD.requires_grad:
             # The centers are no leaves of autograd: without one, there were no backward pass, which updates them.
             embedding_BD = embedding_BD.detach().requires_grad_()
-        loss = super().forward(embedding_BD, label_B)
-        if self.update_in_backward and self.training and loss.requires_grad:
-            self._begun = False
-        return loss
+        return super().forward(embedding_BD, label_B)
 
     def _loss_of(self, label_G: Tensor, gathered: collectives.GatheredRows) -> Tensor:
         # Sampling and reading rows need no embeddings, so they overlap with the gather.
@@ -444,6 +441,8 @@ class PartialFC(BaseHead):
         with without_autocast(self.device):
             loss = sharded_cross_entropy(unit_GD, norm_G, replace(sweep, second_anchor=anchor), gradient)
         self._require_same_state()
+        if self.update_in_backward and self.training and loss.requires_grad:
+            self._begun = False
         return loss
 
     def step(self, grad_scale: Tensor, skip: Tensor) -> None:
