@@ -55,7 +55,7 @@ def is_first_rank() -> bool:
 
 def own_local_rank() -> int:
     """Return the number of this process among the ranks of its host, which selects its GPU; 0 without a launcher."""
-    return int(os.environ.get("LOCAL_RANK", "0")) if launched_by_torchrun() else 0
+    return int(os.environ.get("LOCAL_RANK") or 0) if launched_by_torchrun() else 0
 
 
 def mark_own_ranks() -> None:

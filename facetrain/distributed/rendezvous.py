@@ -67,9 +67,13 @@ def join_rendezvous(timeout_s: float, local_size: int) -> Rendezvous:
     Raises:
         OSError: rank 0 cannot listen at the address in the environment, or this host has no address.
         RunError: a rank did not arrive in time.
-        ValueError: the environment has no such address.
+        ValueError: the environment has no such address, or no such rank.
     """
     rank, world_size = int(_variable("RANK")), int(_variable("WORLD_SIZE"))
+    if not 0 <= rank < world_size:
+        raise ValueError(
+            f"there is no rank {rank} of {world_size} (WORLD_SIZE counts the ranks of all hosts)"
+        )
     store = _open_store(rank, timeout_s)
     rendezvous_id = _create_id(store, world_size, timeout_s) if rank == 0 else _receive_id(store, rank)
     own = _with_prefix(rendezvous_id, store)

@@ -79,8 +79,8 @@ def assemble() -> Iterator[Ranks]:
         with watchdog(alone) as guard:
             yield Ranks(set_timeout=guard.set_timeout)
         return
-    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     with _joining():
+        local_size = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
         rendezvous = join_rendezvous(ARRIVAL_S, local_size)
         watchdog_at, listener = watchdog_address(rendezvous)
     ranks = Ranks(

@@ -7,9 +7,10 @@ import torch
 from torch.distributed import HashStore
 
 from facetrain.distributed import devices, world
+from facetrain.distributed.process_lifetime import own_local_rank
 from facetrain.distributed.ranks import Ranks
 from facetrain.distributed.rendezvous import Rendezvous
-from facetrain.errors import UsageError, is_final
+from facetrain.errors import RunError, UsageError, is_final
 
 
 def test_the_threads_of_the_caller_are_as_before_after_the_work(monkeypatch):
@@ -23,6 +24,22 @@ def test_the_threads_of_the_caller_are_as_before_after_the_work(monkeypatch):
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("rank", "local_size", "message"),
+    [
+        ("1", "", "there is no rank 1 of 1 .WORLD_SIZE counts the ranks of all hosts"),
+        ("0", "all", "rank 0 could not join .*'all'"),
+    ],
+)
+def test_variables_that_do_not_fit_end_a_rank_at_once(monkeypatch, rank, local_size, message):
+    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "WORLD_SIZE": "1", "LOCAL_RANK": ""}
+    for name, value in (variables | {"RANK": rank, "LOCAL_WORLD_SIZE": local_size}).items():
+        monkeypatch.setenv(name, value)
+    assert own_local_rank() == 0
+    with pytest.raises(RunError, match=message), world.assemble():
+        pass
 
 
 def picked(monkeypatch, *devices):
