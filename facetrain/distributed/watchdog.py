@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -175,7 +176,29 @@ def _start(settings: Settings) -> subprocess.Popen[bytes]:
         error_file=os.environ.get(_REASON_FILE, ""),
         others=list(watchdog_process.descendants(os.getpid())),
     )
-    process = subprocess.Popen(
+    with _group_signals_blocked():
+        process = _popen(settings)
+    assert process.stdin is not None, "stdin is a pipe"
+    # Through the pipe and not by the command line, which every user of the host can read: one setting is the token.
+    process.stdin.write(json.dumps(settings._asdict()).encode() + b"\n")
+    if settings.listener is not None:
+        # The watchdog has its own copy; with this one open, the port would outlive it.
+        os.close(settings.listener)
+    return process
+
+
+@contextmanager
+def _group_signals_blocked() -> Iterator[None]:
+    """Block the signals that the watchdog ignores while it starts: it inherits that until it ignores them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, watchdog_process.SIGNALS_OF_THE_GROUP)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _popen(settings: Settings) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
         # -S and -E: the program needs no site packages, and no variable of the rank may change it.
         [sys.executable, "-S", "-E", watchdog_process.__file__],
         stdin=subprocess.PIPE,
@@ -186,13 +209,6 @@ def _start(settings: Settings) -> subprocess.Popen[bytes]:
         env={name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ},
         pass_fds=() if settings.listener is None else (settings.listener,),
     )
-    assert process.stdin is not None, "stdin is a pipe"
-    # Through the pipe and not by the command line, which every user of the host can read: one setting is the token.
-    process.stdin.write(json.dumps(settings._asdict()).encode() + b"\n")
-    if settings.listener is not None:
-        # The watchdog has its own copy; with this one open, the port would outlive it.
-        os.close(settings.listener)
-    return process
 
 
 def _follow(lines: IO[bytes], ready: threading.Event, ended: threading.Event, death: str) -> None:

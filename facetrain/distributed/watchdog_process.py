@@ -39,6 +39,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+SIGNALS_OF_THE_GROUP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+"""Signals that are meant for the rank, and that an agent or a terminal sends to its whole process group."""
 _UNREACHABLE_S = 15
 _KEEP_ALIVES = 5
 _STOPPED_S = 15.0
@@ -490,8 +492,9 @@ def _has_ended(pid: int) -> bool:
 
 def main() -> None:
     """Guard the rank that has started this process."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)  # meant for the rank: the agent signals the whole process group
+    for number in SIGNALS_OF_THE_GROUP:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS_OF_THE_GROUP)
     with open(0, "rb", buffering=0, closefd=False) as lines:
         line = lines.readline()
     if not line.endswith(b"\n"):

@@ -102,6 +102,33 @@ def wait_for_links(port, links):
     wait_until(lambda: unread_bytes(port) == [0] * links)
 
 
+SIGNALLED = """
+import os, subprocess
+from facetrain.distributed.watchdog import watchdog
+from facetrain.distributed.watchdog_process import SIGNALS_OF_THE_GROUP, Settings
+popen = subprocess.Popen
+
+def popen_and_signal(*arguments, **options):
+    global process
+    process = popen(*arguments, **options)
+    for number in SIGNALS_OF_THE_GROUP:
+        os.kill(process.pid, number)
+    return process
+
+subprocess.Popen = popen_and_signal
+with watchdog(Settings(0, ["this process"], "", None, 60.0)):
+    pass
+print("its exit code:", process.wait(60))
+"""
+
+
+def test_a_signal_to_the_group_does_not_end_a_watchdog_that_starts():
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNALLED], env=environment(), capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("its exit code: 0\n", "", 0)
+
+
 @pytest.mark.slow
 def test_a_stopped_process_is_killed_and_a_running_one_is_not(start, tmp_path):
     running, stopped = start("time.sleep(3)", 1), start(BLOCK)
