@@ -27,7 +27,7 @@ from facetrain.distributed.user_environment import user_cache_folder
 from facetrain.errors import DataError
 from facetrain.files import error_reason, locked, open_regular, parse_json, replacing, stamp_of
 
-_VERSION = 15
+_VERSION = 16
 """Raised when a reader finds other labels or places in the same files."""
 _HEADER_BYTES = 4096
 _ALIGNMENT = 64

@@ -102,12 +102,15 @@ def label_values(column: Any, name: str, path: Path) -> np.ndarray:
 
 
 def class_names(schema: Any, column: str) -> list[str]:
-    """Return the names that `datasets` stores for the labels of a column (ClassLabel); empty without them."""
+    """Return the names that `datasets` stores for the labels of a column (ClassLabel); empty without them.
+
+    Names that are the labels themselves are none: so it numbers a given count of labels.
+    """
     with contextlib.suppress(ValueError, KeyError, TypeError):
         features = parse_json(schema.metadata[_METADATA].decode())["info"]["features"]
-        names = features[column]["names"]
-        if isinstance(names, list):
-            return [str(name) for name in names]
+        if isinstance(features[column]["names"], list):
+            names = [str(name) for name in features[column]["names"]]
+            return names if names != [str(label) for label in range(len(names))] else []
     return []
 
 

@@ -272,6 +272,13 @@ def test_names_of_labels_that_are_no_different_people_are_refused(tmp_path, name
         open_dataset(tmp_path)
 
 
+def test_names_of_labels_that_are_the_labels_are_no_names(tmp_path):
+    write_named(tmp_path / "a.parquet", ["0", "1"])
+    assert open_dataset(tmp_path).identity_names() is None
+    write_named(tmp_path / "a.parquet", ["1", "0"])
+    assert list(open_dataset(tmp_path).identity_names()) == ["1", "0"]
+
+
 @pytest.mark.parametrize("others", [["cy", "dan"], ["ann"]])
 def test_files_whose_labels_have_different_names_are_refused(tmp_path, others):
     write_named(tmp_path / "a.parquet", ["ann", "bob"])
