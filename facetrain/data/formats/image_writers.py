@@ -48,15 +48,19 @@ def write_parquet(folder: Path, images: Iterable[LabeledImage], identities: list
         {"names": identities, "_type": "ClassLabel"} if is_named else {"dtype": "int64", "_type": "Value"}
     )
     features = {"image": {"_type": "Image"}, "label": label_type}
-    schema = pa.schema(
-        {"image": pa.struct({"bytes": pa.binary(), "path": pa.string()}), "label": pa.int64()},
-        metadata={"huggingface": json.dumps({"info": {"features": features}})},
-    )
+    schema = pa.schema({"image": pa.struct({"bytes": pa.binary(), "path": pa.string()}), "label": pa.int64()})
+    described = {"huggingface": json.dumps({"info": {"features": features}})}
     for number, part in enumerate(_parts(images, _PARQUET_IMAGES)):
-        # Without compression and dictionary, so that images can be read in place.
+        # Without compression and dictionary, so that images can be read in place. Without a copy of the schema, which
+        # would have the names a second time: they can be millions.
         with pyarrow.parquet.ParquetWriter(
-            folder / f"train-{number:05}.parquet", schema, compression="none", use_dictionary=False
+            folder / f"train-{number:05}.parquet",
+            schema,
+            compression="none",
+            use_dictionary=False,
+            store_schema=False,
         ) as writer:
+            writer.add_key_value_metadata(described)
             for group in _parts(part, _GROUP_IMAGES):
                 rows = list(group)
                 column = [{"bytes": image.data, "path": image.name} for image in rows]

@@ -29,6 +29,7 @@ _CACHE_BYTES = 1 << 28
 """Decoded row groups in memory per process; one larger group stays alone."""
 _LENGTH_BYTES = 4
 _FIND_BYTES = 1 << 20
+_MOST_TEXT_BYTES = 2**31 - 1
 _decoding = threading.Lock()
 """Of the threads that need a row group at the same time, one decodes it: a group may be larger than the memory for
 each of them."""
@@ -113,7 +114,7 @@ FORMAT = Format("Parquet", open_parquet, parts=("*.parquet",))
 
 
 def _build_catalog(files: Sequence[Path], skipped: list[SkippedFile]) -> Columns:
-    rows, labels, names, group_bytes = list[np.ndarray](), list[np.ndarray](), list[list[str]](), 0
+    rows, labels, group_bytes = list[np.ndarray](), list[np.ndarray](), 0
     read = list[Path]()
     for number, path in enumerate(files):
         with arrow_columns.arrow_errors(path):
@@ -134,7 +135,9 @@ def _build_catalog(files: Sequence[Path], skipped: list[SkippedFile]) -> Columns
                 raise DataError(
                     f"{path}: has several columns with the name {repeated[0]}; rename all but one"
                 )
-            names.append(arrow_columns.class_names(file.schema_arrow, label))
+            found = arrow_columns.class_names(file.schema_arrow, label)
+            if not labels:  # not those of each file: they are the same millions of texts
+                names = found
             labels.append(arrow_columns.label_values(file.read([label]).column(label), label, path))
             places = _places(file, path, image)
         if not len(places) == len(labels[-1]) == file.metadata.num_rows:
@@ -142,10 +145,10 @@ def _build_catalog(files: Sequence[Path], skipped: list[SkippedFile]) -> Columns
                 f"{path}: {len(places):,} images and {len(labels[-1]):,} labels in {file.metadata.num_rows:,} rows; "
                 "the file is damaged or incomplete: copy it again"
             )
-        if names[-1] != names[0]:
+        if found != names:
             raise DataError(
-                f"{read[0]} and {path}: their labels have different names ({listed(names[0])} and "
-                f"{listed(names[-1])}); write them as one dataset, or put them into two folders and train on a mixture "
+                f"{read[0]} and {path}: their labels have different names ({listed(names)} and "
+                f"{listed(found)}); write them as one dataset, or put them into two folders and train on a mixture "
                 "of them"
             )
         if (labels[-1].dtype.kind == "O") != (labels[0].dtype.kind == "O"):
@@ -159,7 +162,7 @@ def _build_catalog(files: Sequence[Path], skipped: list[SkippedFile]) -> Columns
         rows.append(np.insert(places, 0, number, axis=1))
     if not read:
         raise DataError(f"{files[0].parent}: the dataset contains no images")
-    numbered, identities = arrow_columns.number_labels(np.concatenate(labels), names[0], files[0].parent)
+    numbered, identities = arrow_columns.number_labels(np.concatenate(labels), names, files[0].parent)
     return Columns.of(
         **columns_of_rows("file offset size group row", np.concatenate(rows)),
         label=numbered,
@@ -217,8 +220,11 @@ def _find(file: PositionalFile, content: bytes, start: int) -> int:
 def _open(path: Path) -> Any:
     import pyarrow.parquet
 
+    # pyarrow refuses a text of 100 MB in the footer, and the names of millions of people take more.
+    most = min(PositionalFile(path).size, _MOST_TEXT_BYTES)
     # Given a path, pyarrow closes the file.
-    return pyarrow.parquet.ParquetFile(open_stream(path) if isinstance(path, ObjectPath) else path)
+    source = open_stream(path) if isinstance(path, ObjectPath) else path
+    return pyarrow.parquet.ParquetFile(source, thrift_string_size_limit=most)
 
 
 def _read_images(file: Any, group: int, column: str) -> Any:

@@ -12,7 +12,7 @@ from facetrain.data.open_dataset import open_dataset
 from facetrain.data.skipped_files import skipped_summary
 from facetrain.errors import DataError, UnreadableError
 from tests.support.datasets import encoded_image, images_of
-from tests.support.memory import resident_peak
+from tests.support.memory import resident_peak, traced_peak
 
 pa = pytest.importorskip("pyarrow", reason="the parquet extra is not installed")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -277,6 +277,27 @@ def test_names_of_labels_that_are_the_labels_are_no_names(tmp_path):
     assert open_dataset(tmp_path).identity_names() is None
     write_named(tmp_path / "a.parquet", ["1", "0"])
     assert list(open_dataset(tmp_path).identity_names()) == ["1", "0"]
+
+
+def test_the_names_of_one_file_at_a_time_are_in_memory(tmp_path):
+    names = [f"person {number}" for number in range(4000)]
+    for file in range(16):
+        write_named(tmp_path / f"{file}.parquet", names)
+        if file == 1:
+            with traced_peak() as few:
+                open_dataset(tmp_path)
+    with traced_peak() as many:
+        open_dataset(tmp_path)
+    assert many.bytes < 2 * few.bytes
+
+
+@pytest.mark.slow
+def test_a_footer_of_more_than_100_mb_is_read(tmp_path):
+    table = pa.table({"image": [encoded_image(0)], "label": [0]})
+    with pq.ParquetWriter(tmp_path / "a.parquet", table.schema) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata({"note": bytes(101_000_000)})
+    assert open_dataset(tmp_path).read(0) == encoded_image(0)
 
 
 @pytest.mark.parametrize("others", [["cy", "dan"], ["ann"]])
