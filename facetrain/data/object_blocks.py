@@ -52,7 +52,7 @@ class StoredObject:
 
     Args:
         url: address of the object.
-        version: its ETag, or what else distinguishes versions in the store.
+        version: its ETag or generation, or what else distinguishes versions in the store.
         size: its bytes.
         cache: folder of the blocks.
     """

@@ -13,8 +13,9 @@ from facetrain.remote.filesystem import open_filesystem, with_retries
 from facetrain.text import listed
 
 _HUB_REPOSITORY = re.compile(r"((?:datasets/|spaces/)?[^/@]+/[^/@]+)(?:@([^/]+))?")
-_VERSION_KEYS = ("ETag", "etag", "blob_id", "Last-Modified", "LastModified", "updated")
-"""Properties that distinguish the versions of a file, in the words of the libraries."""
+_VERSION_KEYS = ("ETag", "generation", "etag", "blob_id", "Last-Modified", "LastModified", "updated")
+"""Properties that distinguish the versions of a file, in the words of the libraries. Google's etag changes with the
+metadata of an object, such as a hold; its generation with the content."""
 _MODEL_SUFFIXES = (".safetensors", ".onnx", ".pt", ".pth", ".ckpt")
 
 

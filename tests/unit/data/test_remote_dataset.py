@@ -28,6 +28,7 @@ from facetrain.data.settings import DataSettings
 from facetrain.errors import DataError
 from facetrain.remote import filesystem
 from facetrain.remote.filesystem import open_filesystem
+from facetrain.remote.listing import version_token
 from tests.support.datasets import encoded_image, images_of, write_records
 from tests.support.object_store import upload
 from tests.support.waiting import wait_until
@@ -313,12 +314,12 @@ def test_a_changed_object_is_an_error_for_who_reads_it_and_new_for_who_opens_it(
 class GoogleStore:
     """A zonal bucket of Google in memory without old versions, read by the file of gcsfs."""
 
-    generation, content = "1", b"old"
+    generation, metageneration, content = "1", "1", b"old"
     split_path = staticmethod(partial(gcsfs.GCSFileSystem._split_path, version_aware=True))
 
     def info(self, path, **_):
-        known = {"size": len(self.content), "etag": f"e{self.generation}", "generation": self.generation}
-        return known | {"name": path, "type": "file"}
+        versions = {"etag": f"e{self.generation}.{self.metageneration}", "generation": self.generation}
+        return versions | {"size": len(self.content), "name": path, "type": "file"}
 
     def cat_file(self, path, start, end, generation=None, **_):
         if self.split_path(path)[2] not in (None, self.generation):
@@ -333,7 +334,9 @@ def test_a_changed_object_of_a_google_store_is_an_error(tmp_path, monkeypatch):
     store = GoogleStore()
     monkeypatch.setattr(object_blocks, "open_filesystem", lambda url: (store, "bucket/train.rec"))
     (tmp_path / "locks").mkdir()
-    stored = StoredObject("gs://bucket/train.rec", "e1", 3, str(tmp_path))
+    version = version_token(store.info("bucket/train.rec"))
+    store.metageneration = "2"  # such as by a hold on the object
+    stored = StoredObject("gs://bucket/train.rec", version, 3, str(tmp_path))
     assert stored.bytes_at(0, 2) == b"ol"
     store.generation, store.content = "2", b"new"
     with pytest.raises(DataError, match="the object was changed while the run read it"):
