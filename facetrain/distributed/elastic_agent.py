@@ -9,6 +9,7 @@ import tempfile
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
@@ -29,7 +30,7 @@ from facetrain.distributed.topology import Topology
 from facetrain.distributed.watchdog import read_reason
 from facetrain.errors import LaunchError, LostRankError, UsageError
 from facetrain.files import error_reason, require_temporary_folder
-from facetrain.signals import with_hangup
+from facetrain.signals import has_to_wait, raise_soon, with_hangup
 
 
 def launch_ranks(arguments: list[str], where: Topology) -> int:
@@ -75,10 +76,21 @@ def _path_options() -> list[str]:
 
 def _handle_signals(log_dir: Path) -> None:
     """Let signals end the wait of the agent from now on, for other hosts or for its ranks."""
-    on_signal = partial(_on_signal, log_dir, set())
+    received = set[int]()
+    on_signal = partial(_on_signal, log_dir, received)
     # SIGUSR1 announces the end of an allocation under Slurm.
     for number in with_hangup(signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, on_signal)
+    before = sys.unraisablehook
+
+    def repeat_signal(dropped: Any) -> None:
+        if not isinstance(dropped.exc_value, SignalException):
+            return before(dropped)
+        # It came in a finalizer, or in another callback in which Python drops exceptions.
+        received.clear()
+        raise_soon(dropped.exc_value.sigval)
+
+    sys.unraisablehook = repeat_signal
 
 
 def _on_signal(log_dir: Path, received: set[int], number: int, frame: FrameType | None) -> None:
@@ -87,6 +99,8 @@ def _on_signal(log_dir: Path, received: set[int], number: int, frame: FrameType 
         # Not by an exception: the agent would wait for its ranks again. The kernel ends them with this process.
         shutil.rmtree(log_dir, ignore_errors=True)
         exit_interrupted()
+    if has_to_wait(frame):
+        return raise_soon(number)
     is_first = not received
     received.add(number)
     # Only once: a further exception would end the agent's wait for its ranks. The end of a terminal alone sends SIGHUP

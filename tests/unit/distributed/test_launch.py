@@ -1,8 +1,10 @@
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
+from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from facetrain.distributed.elastic_agent import _handle_signals
 from facetrain.distributed.grace_period import export_grace_period, grace_s
@@ -51,6 +53,22 @@ def test_an_agent_handles_the_end_of_its_terminal_unless_it_runs_under_nohup(act
     _handle_signals(tmp_path)
     handled = [signal.getsignal(number) != action for number in numbers]
     assert handled == [action == signal.SIG_DFL, True, True, True]
+
+
+def test_a_signal_that_python_drops_in_a_finalizer_of_the_agent_comes_again(tmp_path, monkeypatch):
+    class Finalized:
+        def __del__(self):
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)  # restored at the end
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _handle_signals(tmp_path)
+    try:
+        Finalized()
+        with pytest.raises(SignalException):
+            time.sleep(60)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 @pytest.mark.parametrize(
