@@ -27,6 +27,7 @@ from facetrain.head.build import unused_keys
 from facetrain.head.head_group import head_parts
 from facetrain.optim.muon import hidden_weights
 from facetrain.optim.settings import MuonSettings
+from facetrain.run.folder.earlier import RENAME_CHECK
 from facetrain.run.parts.head import margins_of_datasets
 from facetrain.run.parts.step_schedule import StepSchedule
 from facetrain.run.request import CHOSEN_KEYS
@@ -270,7 +271,7 @@ def _require_renames(folder: Path) -> None:
     Raises:
         RunError: the file system refuses it.
     """
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".facetrain-", ignore_cleanup_errors=True) as name:
+    with tempfile.TemporaryDirectory(dir=folder, prefix=RENAME_CHECK, ignore_cleanup_errors=True) as name:
         before = Path(name, "before")
         before.mkdir()
         (before / "file").write_bytes(b"a")

@@ -34,6 +34,8 @@ _LEFTOVER = re.compile(
     r"|run\.lock\.[0-9a-f]{16}\.claim"  # RunLock
     r")"
 )
+RENAME_CHECK = ".facetrain-"
+"""Beginning of the name of the folder in which a start checks that the disk can rename folders."""
 _LOST = re.compile(rf"lost_{STEP_NAME.pattern}")
 _LOCK_AGE_S = 60.0
 """Age at which a temporary file of the lock is a leftover: a younger one may belong to a process that waits."""
@@ -51,13 +53,15 @@ def clean_up(folder: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files of killed processes from a run folder.
+    """Remove the temporary files and folders of killed processes from a run folder.
 
     Only with the lock of the folder, which covers all other files.
 
     Raises:
         OSError: a folder cannot be read, or a file not be removed.
     """
+    for probe in folder.glob(f"{RENAME_CHECK}*"):
+        remove(probe)
     for place in (folder, folder / CHECKPOINTS, folder / PROFILE_FOLDER):
         for path in place.iterdir() if place.is_dir() else ():
             if not _LEFTOVER.fullmatch(path.name) or path.is_dir():

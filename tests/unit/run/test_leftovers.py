@@ -34,6 +34,7 @@ def test_the_temporary_files_of_killed_processes_are_removed_and_no_others(tmp_p
     for name in [*folders, "centers/rank_00000", "teacher_centers"]:
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "centers" / "rank_00000" / "rows.bin").touch()
+    (tmp_path / ".facetrain-x1" / "before").mkdir(parents=True)
     for name in ("latest", ".latest.0123456789abcdef.tmp"):
         (tmp_path / "checkpoints" / name).touch()
     (tmp_path / "profile" / ".summary.txt.0123456789abcdef.tmp").touch()
