@@ -233,10 +233,11 @@ class Mirror:
             if step == manifest.step and _LEFT_MANIFEST.fullmatch(file)
         )
 
-    def fetch(self, step: int, checkpoints: Path) -> bool:
+    def fetch(self, step: int, checkpoints: Path, *, records_to: Path | None = None) -> None:
         """Make a checkpoint of the mirror complete on this disk: download what the folder of checkpoints lacks.
 
-        Return whether the folder had a part of it. A local checkpoint of the step with another manifest is put aside.
+        A local checkpoint of the step with another manifest is put aside. The records of the run go to the run folder
+        `records_to`, if it is given.
 
         Raises:
             DamagedCheckpointError: a file differs from its checksum.
@@ -254,11 +255,14 @@ class Mirror:
                 )
                 if os.path.lexists(target) and not is_same:
                     put_aside(target)
+                if records_to:
+                    # First: where the checkpoint is complete, the next start fetches nothing. One that is new on this
+                    # disk was written on another one, which has gone on with the run.
+                    self.fetch_files(records_to, replace=not is_same)
                 folder = target if is_same else scratch
                 self._fetch_files(step, folder, manifest.files)
                 if not is_same:
                     publish(scratch, target)
-                return is_same
             finally:
                 # Under another name: a download that still runs could create a file while the folder is removed.
                 with suppress(FileNotFoundError):  # published

@@ -177,10 +177,7 @@ def _bring_disk_to(plan: RunPlan, config: Config, ranks: Ranks, hosts: Hosts) ->
     if ranks.is_leader and plan.left_steps:
         _leave_steps(plan.left_steps, folder / CHECKPOINTS)
     if plan.is_fetched and plan.step is not None and mirror:
-        had_it = mirror.fetch(plan.step, folder / CHECKPOINTS)
-        if ranks.is_leader:
-            # A checkpoint that is new on this disk was written on another one, which has gone on with the run.
-            mirror.fetch_files(folder, replace=not had_it)
+        mirror.fetch(plan.step, folder / CHECKPOINTS, records_to=folder if ranks.is_leader else None)
 
 
 def _leave_steps(steps: Sequence[int], checkpoints: Path) -> None:

@@ -11,8 +11,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from facetrain.checkpoint import mirror as mirror_module
 from facetrain.checkpoint import uploads as uploads_module
-from facetrain.checkpoint.commit import step_folder
+from facetrain.checkpoint.commit import complete_steps, step_folder
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.mirror import Mirror
 from facetrain.checkpoint.mirror_store import MirrorStore
@@ -43,7 +44,25 @@ def test_a_checkpoint_comes_back_from_the_mirror_with_the_files_of_its_run(tmp_p
     other.mkdir()
     assert fetched(other, 2).manifest == Checkpoint.open(tmp_path).manifest
     Mirror(URL).fetch_files(other, replace=False)
+    Mirror(URL).fetch(2, tmp_path / "third" / "checkpoints", records_to=tmp_path / "third")
+    assert (tmp_path / "third" / "run_id.txt").exists()
     assert (other / "run_id.txt").read_text() == RUN_ID and not (other / "claim").exists()
+
+
+def test_the_records_of_a_run_are_there_before_the_checkpoint_after_which_nothing_more_is_fetched(
+    tmp_path, monkeypatch
+):
+    assert upload(tmp_path, save(tmp_path, 2)) == ""
+    other = tmp_path / "other"
+    other.mkdir()
+
+    def publish(scratch, target):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(mirror_module, "publish", publish)
+    with pytest.raises(KeyboardInterrupt):
+        Mirror(URL).fetch(2, other / "checkpoints", records_to=other)
+    assert (other / "run_id.txt").exists() and not complete_steps(other / "checkpoints")
 
 
 @pytest.mark.parametrize(("replace", "expected"), [(False, ["old", "new"]), (True, ["new", "new"])])
