@@ -190,7 +190,9 @@ def _left_out(
     source: FaceDataset, number_N: np.ndarray, keep_N: np.ndarray, faults: list[DataFault]
 ) -> Iterator[SkippedFile]:
     """Yield the images that a clean copy leaves out; `number_N` has those that can be decoded."""
-    damaged = np.setdiff1d(np.arange(source.num_images), number_N).tolist()
+    is_damaged = np.ones(source.num_images, bool)  # np.setdiff1d takes minutes for 10 million
+    is_damaged[number_N] = False
+    damaged = np.flatnonzero(is_damaged).tolist()
     messages = [fault.message for fault in faults if fault.kind == "image"]  # in the order of the images
     for number, message in zip(damaged, messages, strict=True):
         yield SkippedFile(source.left_out_name(number), "unreadable", message)

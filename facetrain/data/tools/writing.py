@@ -26,6 +26,7 @@ from facetrain.data.skipped_files import SkippedFile, skipped_table
 from facetrain.data.tools.file_names import FileNames, folders_are_reordered, unique_name
 from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.data.tools.selection import Selection
+from facetrain.distinct import distinct
 from facetrain.errors import DataError
 from facetrain.files import make_folder, new_folder, os_errors_as, require_absent
 from facetrain.progress import ProgressCallback, ignore_progress
@@ -150,7 +151,9 @@ def write_dataset(
             write_landmarks(place / LANDMARKS_FILE, selection.landmarks[numbers])
     present = count_images(source)[0]
     # Nor those whose images were all given to another one.
-    lost = np.setdiff1d(np.setdiff1d(present, selection.identities), source.labels[numbers]).tolist()
+    lost = np.setdiff1d(
+        np.setdiff1d(present, selection.identities), distinct(source.labels[numbers])
+    ).tolist()
     return WrittenDataset(
         folder=str(output),
         images=len(numbers),
