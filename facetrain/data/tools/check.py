@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.dataset import FaceDataset
+from facetrain.data.dataset import FaceDataset, evenly_spread
 from facetrain.data.dataset_card import read_cards
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.images.header import flat_blocks_in_zeros
@@ -22,7 +23,7 @@ from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.data.tools.selection import Selection
 from facetrain.data.tools.writing import write_dataset
 from facetrain.distinct import distinct
-from facetrain.errors import DataError
+from facetrain.errors import DataError, UnreadableError
 from facetrain.progress import ProgressCallback, ignore_progress
 
 FAULT_KINDS = {
@@ -36,6 +37,7 @@ FAULT_KINDS = {
 DAMAGE = frozenset({"image", "dataset", "one_identity"})
 """Kinds of faults that stop training."""
 _MAX_LISTED_LABELS = 5
+_NAMED_IMAGES = 100
 
 
 @dataclass(frozen=True)
@@ -92,11 +94,12 @@ def check(
         writing: called after every image of the copy.
 
     Raises:
-        DataError: the dataset cannot be opened, it has no image without faults, or the copy cannot be written; with
-            `repair`, its card is damaged.
+        DataError: the dataset cannot be opened, a table of names is not its own, it has no image without faults, or
+            the copy cannot be written; with `repair`, its card is damaged.
     """
     # A landmark file that does not fit is a fault of its own, see below.
     source = open_dataset(folder, with_landmarks=False)
+    _read_names(source)  # now: the images can take hours
     if repair is not None:
         require_aligned(source, str(folder))
         cards = read_cards(folder)
@@ -131,6 +134,19 @@ def check(
         lost = write_dataset(copy, repair, workers=workers, progress=writing).lost_identities
     identities = len(distinct(image_N["label"]))
     return CheckReport(decoded, identities, faults, int(keep.sum()), source.skipped, lost)
+
+
+def _read_names(source: FaceDataset) -> None:
+    """Read the names of all identities and of some images.
+
+    Raises:
+        DataError: a table of names belongs to another dataset.
+    """
+    for _ in source.identity_names() or ():
+        pass
+    for number in evenly_spread(source.num_images, _NAMED_IMAGES):
+        with suppress(UnreadableError):  # such as a part of a disk, with the image
+            source.name(number)
 
 
 def _check_image(source: FaceDataset, number: int) -> tuple[int, int, np.uint64] | DataFault:
