@@ -161,9 +161,9 @@ def parquet() -> list[bytes]:
 
 def names() -> list[bytes]:
     return [
-        b'key,name\n1,ann/a.jpg\n2,"b,""c"".jpg"\n3,d.jpg'
+        b'key,name\n1,ann/a.jpg\n2,"b,""c"".jpg"\n3,d.jpg\n'
         + SEPARATOR
-        + b'identity,name\n0,ann\n1,"bob\njr"\n'
+        + b'identity,name\n0,"ann\njr"\n1,bob\n'
     ]
 
 

@@ -159,7 +159,7 @@ def _read_thresholds(path: Path) -> None:
 
 
 def _read_names(path: Path) -> str:
-    names = RecordNames(path.parent)
+    names = RecordNames(path.parent, 3, range(1, 2))
     reads: list[Callable[[], object]] = [partial(names.image, key) for key in (1, 2, 3)]
     return " ".join(outcome(DataError, read) for read in [*reads, lambda: [*names.identities()][:1]])
 

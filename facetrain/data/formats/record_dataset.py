@@ -42,9 +42,11 @@ class RecordDataset(CatalogDataset):
                 f"{end - 1:,}; {damage_advice(files[0])}"
             )
         # The tables and `property` describe train.rec; other record files in the folder have their own labels.
-        self._names = RecordNames(files[0].parent) if files[0].name == TRAINING_SET else None
-        if self._names:
-            self.num_classes = _announced_classes(files[0].with_name(PROPERTY_FILE), self.num_classes)
+        self._names = None
+        if files[0].name == TRAINING_SET:
+            num_labels = self.num_classes
+            self.num_classes = _announced_classes(files[0].with_name(PROPERTY_FILE), num_labels)
+            self._names = RecordNames(files[0].parent, end - 1, range(num_labels - 1, self.num_classes))
 
     def _read(self, index: int) -> bytes:
         offsets = self.columns.arrays["offset"]

@@ -1,7 +1,8 @@
 """Names of a packed dataset: tables beside train.rec from record key to file name and from identity to folder name.
 
 Both tables are CSV and optional. names.csv has a line `key,name` for each image, in the order of the keys 1, 2, …;
-identities.csv has a line `identity,name` for each identity. Other readers of the .rec ignore them.
+identities.csv has a line `identity,name` for each identity. The last line, too, ends with a line feed: it shows whether
+a table is whole. Other readers of the .rec ignore the tables.
 """
 
 from __future__ import annotations
@@ -33,20 +34,21 @@ class RecordNames:
     found by bisection, and only the lines around it are kept, for the images that follow.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, last_key: int, last_identity: range) -> None:
+        """Take a folder, the last key of its images, and the numbers that the last identity of its table may have."""
+        self._folder, self._last_key, self._last_identity = folder, last_key, last_identity
         self._around: tuple[int, list[str]] = (1, [])
         """First key and names of the lines around the one that was found last."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as the folder."""
-        return RecordNames, (self._folder,)
+        """Pickle as the arguments."""
+        return RecordNames, (self._folder, self._last_key, self._last_identity)
 
     def image(self, key: int) -> str | None:
         """Return the name of the image with a key; None without names.csv, or if the key has no line.
 
         Raises:
-            DataError: if the keys of the lines there do not count up.
+            DataError: the table does not end with the last key, or the keys of the lines there do not count up.
         """
         if self._table is None or key < 1:
             return None
@@ -59,11 +61,12 @@ class RecordNames:
         """Yield the names of the identities 0, 1, …; none without identities.csv.
 
         Raises:
-            DataError: the file has other lines.
+            DataError: the file has other lines, or does not end with the last identity.
         """
         path = self._folder / IDENTITIES_FILE
         if not path.is_file():
             return
+        _open_table(path, self._last_identity)
         with os_errors_as(DataError, path), path.open(encoding="utf-8", errors="replace", newline="") as file:
             file.readline()
             yield from _names(file, 0, path)
@@ -71,7 +74,7 @@ class RecordNames:
     @cached_property
     def _table(self) -> PositionalFile | None:
         path = self._folder / NAMES_FILE
-        return PositionalFile(path) if path.is_file() else None
+        return _open_table(path, range(self._last_key, self._last_key + 1)) if path.is_file() else None
 
     def _names_around(self, table: PositionalFile, key: int) -> tuple[int, list[str]]:
         """Return first key and names of the lines of the block with the line of a key, and of one line after it."""
@@ -84,6 +87,30 @@ class RecordNames:
             else:
                 high = middle
         return first, list(_names(_lines(table, low) + _lines(table, low + 1)[:1], first, table.path))
+
+
+def _open_table(path: Path, last: range) -> PositionalFile:
+    """Open a table, and check that it ends with a whole line whose number is in a range.
+
+    Raises:
+        DataError: it does not.
+    """
+    table = PositionalFile(path)
+    end = table.bytes_at(max(table.size - _MAX_LINE_BYTES, 0), _MAX_LINE_BYTES)
+    line = end[end.rfind(b"\n", 0, -1) + 1 :].decode("utf-8", "replace")
+    number = re.match("([0-9]{1,18}),", line)
+    if not number or int(number[1]) not in last:
+        raise _other_table(
+            path, f"its last line is {line.rstrip()[:60]!r}, and that of {last[0]} is expected"
+        )
+    if not line.endswith("\n"):
+        raise _other_table(path, f"its last line {line[:60]!r} has no line feed")
+    return table
+
+
+def _other_table(path: Path, reason: str) -> DataError:
+    advice = "copy both again, or remove the table, and its names are numbers"
+    return DataError(f"{path}: is cut, or does not belong to this train.rec ({reason}); {advice}")
 
 
 def _lines(table: PositionalFile, block: int) -> list[str]:
@@ -103,9 +130,7 @@ def _names(lines: Iterable[str], first: int, path: Path) -> Iterator[str]:
                 raise ValueError(f"a line {','.join(row)[:60]!r} where {number} is expected")
             yield row[1]
     except (csv.Error, ValueError) as error:
-        raise DataError(
-            f"{path}: does not belong to this train.rec ({error_reason(error)}); remove it, and its names are numbers"
-        ) from None
+        raise _other_table(path, error_reason(error)) from None
 
 
 def write_name_tables(

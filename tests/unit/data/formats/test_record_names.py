@@ -150,13 +150,31 @@ def test_a_table_of_another_dataset_is_refused_and_none_is_needed(photos, tmp_pa
     assert source.name(0) is None and source.identity_name(1) == "1"
 
 
+@pytest.mark.parametrize("name", ["names.csv", "identities.csv"])
+def test_a_table_that_is_cut_or_too_long_is_refused(photos, tmp_path, name):
+    pack(photos, tmp_path / "data")
+    path = tmp_path / "data" / name
+    table = path.read_bytes()
+    following = table.count(b"\n") - (name == "identities.csv")
+    for content in [*(table[:size] for size in range(len(table))), table + b"%d,dan\n" % following]:
+        path.write_bytes(content)
+        source = open_dataset(tmp_path / "data")
+        with pytest.raises(DataError, match=rf"{name}: is cut, or does not .*; copy both again, or remove"):
+            source.name(0) if name == "names.csv" else source.identity_names()
+    with pytest.raises(DataError, match=name):
+        convert(tmp_path / "data", tmp_path / "out", "folder")
+    path.write_bytes(table)
+    assert names_of(tmp_path / "data") == names_of(photos)
+
+
 def test_a_name_is_found_in_any_order_without_the_whole_table(tmp_path, monkeypatch):
     count = 20_000
     expected = [f"{'n' * (key % 90)}/{key}.jpg" for key in range(1, count + 1)]
     lines = [f"{key},{name}" for key, name in enumerate(expected, 1)]
     table = tmp_path / "names.csv"
     table.write_text("\n".join(["key,name", *lines, ""]))
-    names = RecordNames(tmp_path)
+    arguments = tmp_path, count, range(1)
+    names = RecordNames(*arguments)
     assert [names.image(key) for key in range(1, count + 1)] == expected
     for key in np.random.default_rng(0).integers(1, count + 1, 100).tolist():
         assert names.image(key) == expected[key - 1]
@@ -166,11 +184,11 @@ def test_a_name_is_found_in_any_order_without_the_whole_table(tmp_path, monkeypa
     monkeypatch.setattr(
         PositionalFile, "bytes_at", lambda *arguments: read.append(bytes_at(*arguments)) or read[-1]
     )
-    assert RecordNames(tmp_path).image(count // 2) == expected[count // 2 - 1]
+    assert RecordNames(*arguments).image(count // 2) == expected[count // 2 - 1]
     assert len(set(read)) < 10 < table.stat().st_size / max(map(len, read))
 
     table.write_text("\n".join(["key,name", *lines[:9000], *lines[9001:], ""]))
-    names = RecordNames(tmp_path)
+    names = RecordNames(*arguments)
     assert names.image(1) == expected[0]
     with pytest.raises(DataError, match=r"names\.csv: .* where 9001 is expected"):
         names.image(9001)
