@@ -73,9 +73,8 @@ def _require_all(paths: Sequence[Path]) -> None:
             expected = range(first, int(count) + first)
         elif len(str(expected.start)) == width:
             continue
-        copies = max(
-            numbers.values()
-        )  # several, if files of several uploads differ only in their fingerprints
+        # Several, if the files of several uploads differ only in their fingerprints.
+        copies = max(numbers.values())
         missing = next((number for number in expected if numbers[number] < copies), None)
         if missing is not None:
             number_missing = copies * (expected.stop - expected.start) - numbers.total()  # len() ends at 2^63
