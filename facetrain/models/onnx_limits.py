@@ -7,6 +7,7 @@ without these checks, a file of 100 bytes could fill the memory.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,9 @@ def require_stored_weights(path: Path, model: Any) -> None:
                 raise ModelError(
                     f"{path}: its weights are in {name}, which is missing; copy it to {path.parent}"
                 )
-            stored += data.stat().st_size if data.is_file() else 0
+            offset = external.get("offset", "0")
+            is_known = data.is_file() and re.fullmatch("[0-9]{1,18}", offset)
+            stored = max(data.stat().st_size - int(offset), 0) if is_known else 0
         if min(tensor.dims, default=1) < 0 or needed > stored:
             raise ModelError(
                 f"{path}: the weight {tensor.name} has the shape {_text(tensor.dims)} and needs {needed:,} bytes, but "

@@ -21,8 +21,9 @@ from facetrain.models.onnx_limits import read_model_proto, require_small_values,
 
 _IMAGE_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(uint8)": np.uint8}
 _EMBEDDING_TYPES = "tensor(float)", "tensor(float16)", "tensor(double)"
-_ERRORS, _FATAL = 3, 4
-"""onnxruntime's levels of messages: without its warnings (advice on the writing of the file), and without errors."""
+_FATAL = 4
+"""onnxruntime's level of messages without its warnings, which advise on the writing of the file, and without its
+errors, which are in our messages."""
 _LEAST_SIZE = 4
 """Numbers of the shortest embedding. Networks for age, gender or a printed photo give up to three for each face."""
 LANDMARKS_INPUT = "landmarks"
@@ -85,7 +86,7 @@ class OnnxNetwork(nn.Module):
 
         names = self._input_name, LANDMARKS_INPUT
         options = onnxruntime.RunOptions()
-        options.log_severity_level = _FATAL  # its error is in our message
+        options.log_severity_level = _FATAL
         embedding: np.ndarray
         try:
             (embedding, *_) = self._session.run(None, dict(zip(names, inputs, strict=False)), options)
@@ -173,7 +174,7 @@ def open_onnx(path: Path) -> OnnxNetwork:
         given = _check(read_model_proto(path), path)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
-        options.log_severity_level = _ERRORS  # else one line for each weight that is also listed as an input
+        options.log_severity_level = _FATAL
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         network = OnnxNetwork(session, path, given)
     except ModelError:

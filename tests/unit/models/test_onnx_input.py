@@ -1,6 +1,7 @@
 """The input of ONNX files of other programs: what it means, and which inputs are refused."""
 
 import json
+import os
 from contextlib import contextmanager
 from functools import partial
 
@@ -413,6 +414,27 @@ def test_a_weight_that_is_listed_as_a_value_may_be_large(tmp_path, monkeypatch):
     with changed(path) as model:
         model.graph.value_info.append(make_tensor("c0_1", 1, weight.shape))
     assert embedded(path)[0].shape == (2, 64)
+
+
+@pytest.mark.parametrize("fault", ["cut", "offset", "far"])
+def test_weights_whose_data_beside_the_file_is_incomplete_are_refused(tmp_path, capfd, fault):
+    path = write_graph(tmp_path / "m.onnx", CENTER, inputs=FLOAT_IMAGE)
+    onnx.save(onnx.load(path), path, save_as_external_data=True, location="w", size_threshold=0)
+    assert embedded(path)[0].shape == (2, 48)
+    model = onnx.load(path, load_external_data=False)
+    *_, last = model.graph.initializer
+    offset = next(entry for entry in last.external_data if entry.key == "offset")
+    if fault == "cut":
+        os.truncate(tmp_path / "w", int(offset.value) + 2)
+    else:
+        offset.value = {"offset": "-8", "far": "9" * 18}[fault]
+        path.write_bytes(model.SerializeToString())
+    has = 2 if fault == "cut" else 0
+    with pytest.raises(
+        ModelError, match=rf"the weight c1_1 .* 4 bytes, but its data has at most {has}; the file is"
+    ):
+        open_model(path, CPU)
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("is_weight", [True, False])
