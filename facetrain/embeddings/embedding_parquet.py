@@ -44,7 +44,8 @@ def write_parquet(file: BinaryIO, content: Embeddings) -> None:
     metadata = {
         key: json.dumps(value) for key, value in ((_MODEL, model), (_FLIP, content.flip)) if value is not None
     }
-    pyarrow.parquet.write_table(pa.table(columns, metadata=metadata), file, row_group_size=1 << 16)
+    table = pa.table(columns, metadata=metadata)
+    pyarrow.parquet.write_table(table, file, row_group_size=1 << 16, write_page_checksum=True)
 
 
 def open_parquet(path: Path) -> Embeddings:
@@ -60,8 +61,9 @@ def open_parquet(path: Path) -> Embeddings:
 
     with path.open("rb") as file:
         require_columns(path, pyarrow.parquet.read_schema(file).names)
-        # As a dictionary: a few bytes per row can encode names of any length.
-        parquet = pyarrow.parquet.ParquetFile(file, read_dictionary=["name"])
+        # As a dictionary: a few bytes per row can encode names of any length. Pages of other programs may have no
+        # checksum.
+        parquet = pyarrow.parquet.ParquetFile(file, read_dictionary=["name"], page_checksum_verification=True)
         stored = parquet.schema_arrow.field("name").type
         if not pa.types.is_dictionary(stored):
             raise DataError(f"{path}: the names must be texts, not {stored}")

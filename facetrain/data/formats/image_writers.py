@@ -59,6 +59,7 @@ def write_parquet(folder: Path, images: Iterable[LabeledImage], identities: list
             compression="none",
             use_dictionary=False,
             store_schema=False,
+            write_page_checksum=True,
         ) as writer:
             writer.add_key_value_metadata(described)
             for group in _parts(part, _GROUP_IMAGES):

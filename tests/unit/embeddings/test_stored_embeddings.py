@@ -155,6 +155,16 @@ def test_a_file_that_shrinks_is_an_error(tmp_path):
         found.rows(0, 50)
 
 
+def test_a_flipped_bit_in_an_embedding_of_parquet_is_noticed(tmp_path):
+    pytest.importorskip("pyarrow")
+    save_embeddings(path := tmp_path / "e.parquet", known := some())
+    content = bytearray(path.read_bytes())
+    content[content.index(np.float32(known.embedding[7, 0]).tobytes())] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"e\.parquet: damaged, .*checksum"):
+        open_embeddings(path)
+
+
 @pytest.mark.parametrize("suffix", [".npz", ".parquet"])
 def test_other_programs_read_the_files(tmp_path, suffix):
     path, known = tmp_path / f"e{suffix}", some()

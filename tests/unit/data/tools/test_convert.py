@@ -84,6 +84,16 @@ def test_images_in_any_order_and_without_names_keep_order_and_labels(tmp_path, t
     assert not check(output).faults
 
 
+def test_a_flipped_bit_in_a_label_of_a_converted_parquet_file_is_noticed(tmp_path):
+    write_folder(tmp_path / "in", ["ann/1.png", "bob/1.png", "bob/2.png"])
+    (path,) = converted(tmp_path / "in", tmp_path, "parquet").glob("*.parquet")
+    content = bytearray(path.read_bytes())
+    content[content.index(np.int64([0, 1, 1]).tobytes()) + 8] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"\.parquet: .*checksum.*: copy it again$"):
+        open_dataset(path.parent)
+
+
 def test_several_shards_and_equal_names_are_written(tmp_path, monkeypatch):
     monkeypatch.setattr("facetrain.data.formats.image_writers._TAR_IMAGES", 3)
     (tmp_path / "names.csv").write_text("key,name\n" + "".join(f"{n},x/1.png\n" for n in range(1, 8)))
