@@ -118,6 +118,8 @@ def open_map(path: Path) -> EmbeddingMap:
     with damage_as_error(path, "a map of `facetrain align`"), os_errors_as(DataError, path):
         os.close(open_regular(path))  # zipfile would wait for the writer of a pipe
         arrays = [NpzArray.find(path, name) for name in _ARRAYS]
+        if any(array.dtype.kind != "f" for array in arrays):
+            raise ValueError("an array is not of floating-point numbers")
         require_fitting(path, sum(array.size for array in arrays))
         weight, bias, old, new = (array.read().astype(np.float32) for array in arrays)
     fits = weight.ndim == 2 and (*old.shape, *new.shape) == weight.shape and bias.shape == new.shape

@@ -71,6 +71,7 @@ def test_a_gallery_of_a_third_model_is_not_mapped(models):
         {"old": None},
         {"weight": np.ones(16)},
         {"new": np.array(["x"] * 24)},
+        {"old": np.ones(16, np.complex64)},
     ],
 )
 def test_a_file_that_is_no_map_is_refused_in_one_line(models, tmp_path, change):
