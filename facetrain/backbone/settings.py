@@ -11,6 +11,8 @@ from facetrain.settings import NotNegative, OneOf, PathText, Positive, Settings
 
 PARAMETRIZED = ".parametrizations."
 """Part of a parameter's name that torch adds to the name of a layer with a parametrization, such as an adapter."""
+_Channels = Annotated[int, Field(gt=0, le=1 << 16)]
+"""Far more than any network has, and few enough that torch can compute the sizes of all weights."""
 
 
 class LoraSettings(Settings):
@@ -39,12 +41,12 @@ class ModelSettings(Settings):
     `embedding_size`, `image_size` and `options`."""
     options: dict[str, Any] = Field(default={})
     """Keyword arguments of a backbone of your own; for timm/NAME, patch_size, class_token and global_pool."""
-    embedding_size: Positive = 512
+    embedding_size: _Channels = 512
     """Number of elements of an embedding."""
     layers: tuple[NotNegative, ...] | None = None
     """Number of blocks in each of the four stages: required for backbone iresnet, possible for mbf…, where all but the
     first may be 0. null: the published numbers."""
-    widths: tuple[Positive, ...] | None = None
+    widths: tuple[_Channels, ...] | None = None
     """Number of channels in each of the four stages; only for backbone iresnet, and required there. On a CPU, multiples
     of 16 are fastest."""
     stem_stride: Literal[1, 2] | None = None

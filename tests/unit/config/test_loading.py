@@ -130,6 +130,10 @@ def test_an_invalid_file_gives_one_line_that_names_the_place(tmp_path, text, mes
         ("data: {train: x, workers: many}", ["data.workers: ", "integer", "'auto'", '"many"']),
         ("train: {compile: maybe}", ["train.compile", "'off', 'on' or 'reduce-overhead'", '"maybe"']),
         ("model: {layers: [1, -1]}", ["model.layers[1]", "-1"]),
+        (
+            "model: {widths: [8, 65537], embedding_size: 65537}",
+            ["model.widths[1]", "model.embedding_size", "65536"],
+        ),
         ("optim: {lr: on}", ["optim.lr", "true is a truth value"]),
         ("run: {name: off}", ["run.name", "a valid string, not false; put the text in quotes"]),
         ("eval: {targets: lfw}", ['eval.targets: Input should be a list, such as [a, b], not "lfw"']),
