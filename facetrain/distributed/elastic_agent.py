@@ -180,11 +180,13 @@ def _exit_code(error: ChildFailedError) -> int:
     if any(read_reason(path, printed=True) for path in files):
         return LaunchError.exit_code  # the watchdog of the rank has printed why it killed the rank
     codes = [failure.exitcode for failure in error.failures.values()]
-    explained = [code for code in codes if code > 0 and code != LostRankError.exit_code]
-    if explained:
-        return int(explained[0])
+    # The agent ends the other ranks by SIGTERM, which a rank that has left its training turns into this code.
+    ended = 128 + signal.SIGTERM
+    explained = [code for code in codes if code > 0 and code not in (LostRankError.exit_code, ended)]
+    if explained or set(codes) == {ended}:
+        return int((explained or codes)[0])
     for rank, failure in error.failures.items():
-        # The agent ends the other ranks by SIGTERM, and those that knew of a loss and yet hung by SIGKILL.
+        # Those that knew of a loss and yet hung are ended by SIGKILL.
         is_first = failure.exitcode != -signal.SIGTERM and not read_reason(Path(failure.error_file))
         if failure.exitcode < 0 and is_first:
             raise LaunchError(_explain_signal(-failure.exitcode, rank, failure.pid))

@@ -60,6 +60,8 @@ def test_the_first_cause_is_reported_and_neither_a_rank_that_followed_nor_one_th
     lost = "rank 1 (host, process 101) has ended without a message"
     with pytest.raises(LaunchError, match="rank 1 .process 101. .*SIGKILL"):
         _exit_code(failed_ranks(tmp_path, survivor=(-9, lost, False), killed=(-9, "", False)))
+    with pytest.raises(LaunchError, match="rank 1 .process 101. .*SIGKILL"):
+        _exit_code(failed_ranks(tmp_path, survivor=(143, lost, False), killed=(-9, "", False)))
     with pytest.raises(LaunchError, match="rank 1 .host, process 101."):
         _exit_code(failed_ranks(tmp_path, survivor=(3, lost, False), other=(-15, lost, False)))
     assert (
@@ -67,6 +69,7 @@ def test_the_first_cause_is_reported_and_neither_a_rank_that_followed_nor_one_th
         == 1
     )
     assert _exit_code(failed_ranks(tmp_path, survivor=(3, lost, False), refused=(2, "", False))) == 2
+    assert _exit_code(failed_ranks(tmp_path, stopped=(143, "", False), other=(143, "", False))) == 143
 
 
 def test_after_a_signal_the_code_is_that_of_a_rank_of_the_last_start_that_has_failed(tmp_path, monkeypatch):
