@@ -27,6 +27,7 @@ from facetrain.cli import rank
 from facetrain.run.request import TrainRequest
 
 rank.train_on_this_rank = lambda request: os.kill(os.getpid(), signal.SIGHUP)
+signal.signal(signal.SIGHUP, getattr(signal, sys.argv[1]))
 sys.argv = ["rank", TrainRequest(command="train").model_dump_json()]
 rank.main()
 """
