@@ -95,13 +95,14 @@ def test_a_server_of_wandb_that_does_not_answer_ends_no_run_but_a_missing_login_
 
 @pytest.mark.slow
 def test_wandb_keeps_the_numbers_of_a_run_that_has_gone_back(tmp_path, monkeypatch):
-    pytest.importorskip("wandb")
+    wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     sinks = Sinks(["wandb"], logged(tmp_path))
     # As to the server, where a resume continues the same run of W&B.
     for step, loss in ((8, 0.125), (3, 0.375), (9, 0.625)):
         sinks.write(step, {"loss": loss})
     sinks.close(CLOSE_S)
+    wandb.teardown()  # as when the process exits: W&B's own process may still write the file
     (path,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
     assert numbers(history(path), "loss") == [(8, 0.125), (3, 0.375), (9, 0.625)]
 
