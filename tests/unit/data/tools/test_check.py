@@ -121,7 +121,7 @@ def test_landmarks_that_do_not_fit_are_a_fault_and_not_in_the_clean_copy(tmp_pat
 def test_a_table_of_names_of_another_dataset_is_refused_before_the_images_are_read(tmp_path, table):
     data = write_records(tmp_path / "data", [0, 1])
     (data / table).write_text("number;name\n0;ann\n1;bob\n")
-    with pytest.raises(DataError, match=f"{table}: does not belong to this train.rec"):
+    with pytest.raises(DataError, match=f"{table}: .*does not belong to this train.rec"):
         check(data, progress=lambda *_: pytest.fail("an image was read"))
 
 
