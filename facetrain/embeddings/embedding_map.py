@@ -23,7 +23,7 @@ from facetrain.embeddings.embeddings import (
     warn_of_unknown_model,
 )
 from facetrain.embeddings.model_fingerprint import is_same_model
-from facetrain.embeddings.normalization import l2_normalize
+from facetrain.embeddings.normalization import l2_normalize, unit_rows
 from facetrain.errors import DataError
 from facetrain.files import new_file, open_regular, os_errors_as
 
@@ -57,7 +57,7 @@ class EmbeddingMap:
             raise DataError(
                 f"{self.path}: maps embeddings of size {len(self.weight)}, not of shape {embedding_ND.shape}"
             )
-        mapped_NE = l2_normalize(l2_normalize(np.asarray(embedding_ND, np.float32)) @ self.weight + self.bias)
+        mapped_NE = l2_normalize(unit_rows(embedding_ND).astype(np.float32) @ self.weight + self.bias)
         # A row of zeros has no face. With the bias it would become the mean face, and be similar to all.
         return np.where(embedding_ND.any(1, keepdims=True), mapped_NE, np.float32(0))
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from facetrain.embeddings.embeddings import Embeddings, warn_of_unknown_model
 from facetrain.embeddings.model_fingerprint import is_same_model
+from facetrain.embeddings.normalization import unit_rows
 from facetrain.errors import DataError
 from facetrain.progress import ProgressCallback, ignore_progress
 from facetrain.telemetry.log import warn
@@ -124,17 +125,6 @@ def _require_comparable(probes: Embeddings, gallery: Embeddings, other_model: bo
             f"{gallery.path} has embeddings of another model than {probes.path}, whose cosines mean nothing; embed "
             "both with one model, or give --other-model for models that were trained to fit together"
         )
-
-
-def unit_rows(row_ND: np.ndarray) -> np.ndarray:
-    """Return rows scaled to length 1 in float64, (N, D); rows of zeros stay zero."""
-    row_ND = row_ND.astype(np.float64)
-    largest_N1 = np.abs(row_ND).max(1, keepdims=True)
-    # Squares of very small or large numbers have no float64.
-    row_ND /= np.where(largest_N1 > 0, largest_N1, 1)
-    # Row by row: the same row has the same length in every block.
-    length_N = np.sqrt(np.einsum("nd,nd->n", row_ND, row_ND))
-    return np.asarray(row_ND / np.where(length_N > 0, length_N, 1)[:, None])
 
 
 def _add_block(probe_QD: np.ndarray, entry_gD: np.ndarray, row_g: np.ndarray, best: Found) -> None:

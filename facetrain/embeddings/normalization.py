@@ -39,6 +39,17 @@ def l2_normalize(embedding_ND: np.ndarray) -> np.ndarray:
     return embedding_ND / np.maximum(embedding_lengths(embedding_ND), 1e-12)[:, None]
 
 
+def unit_rows(row_ND: np.ndarray) -> np.ndarray:
+    """Return rows scaled to length 1 in float64, (N, D); rows of zeros stay zero."""
+    row_ND = row_ND.astype(np.float64)
+    largest_N1 = np.abs(row_ND).max(1, keepdims=True)
+    # Squares of very small or large numbers have no float64.
+    row_ND /= np.where(largest_N1 > 0, largest_N1, 1)
+    # Row by row: the same row has the same length in every block.
+    length_N = np.sqrt(np.einsum("nd,nd->n", row_ND, row_ND))
+    return np.asarray(row_ND / np.where(length_N > 0, length_N, 1)[:, None])
+
+
 def require_finite(embedding_ND: np.ndarray, name: str, indices: Sequence[int] | None = None) -> None:
     """Check the embeddings (N, D) that a network has computed; `indices` are the numbers of the N images in `name`.
 

@@ -45,8 +45,9 @@ def test_a_mapped_gallery_is_searched_as_if_the_new_model_had_embedded_it(models
     assert (search_gallery(probes, mapped, 1).row_QK[:, 0] == np.arange(100)).all()
     cosine_N = (mapped.embedding * probes.embedding).sum(1)
     assert cosine_N.mean() > 0.95 > np.median(mapped.embedding @ probes.embedding.T)
-    applied = facetrain.load_map(tmp_path / "map.npz").apply(7 * gallery.embedding)
-    np.testing.assert_allclose(applied, mapped.embedding, atol=1e-6)
+    for length in (7, 1e-30, 1e30):
+        applied = facetrain.load_map(tmp_path / "map.npz").apply(gallery.embedding * np.float32(length))
+        np.testing.assert_allclose(applied, mapped.embedding, atol=1e-6)
     np.testing.assert_allclose(np.linalg.norm(applied, axis=1), 1, atol=1e-6)
     gallery.embedding[3] = 0  # without a face
     assert not found.apply(gallery.embedding)[3].any() and found.apply(gallery.embedding)[4].any()
