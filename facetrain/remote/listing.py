@@ -122,9 +122,9 @@ def _file(info: dict[str, Any], path: str, name: str) -> RemoteFile:
 
 def with_commit(url: str) -> tuple[str, str]:
     """Return an address of the Hub with the commit of its revision, and the license that the repository states."""
+    _, path = open_filesystem(url)  # also says if huggingface_hub is missing
     from huggingface_hub import HfApi
 
-    _, path = open_filesystem(url)
     found = _HUB_REPOSITORY.match(path)
     if found is None:
         raise UsageError(f"{public(url)}: use the form hf://org/repo[/file][@revision]")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import output_of, refusal, start
+from tests.support.command import ROOT, output_of, refusal, start
 from tests.support.hub_server import running_hub
 
 
@@ -128,6 +128,13 @@ def test_a_name_that_cannot_be_had_is_one_line(hub, run, name, message):
     hub.repositories["models/org/face"] = {"a.onnx": b"x"}
     code, output, error = run("get", name)
     assert (code, output) == (2, "") and message in error and error.count("\n") == 1
+
+
+def test_without_huggingface_hub_an_address_of_the_hub_says_what_to_install(run, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['huggingface_hub'] = None")
+    for address in ("hf://org/face", f"hf://org/face@{40 * 'a'}"):
+        code, _, error = run("get", address, PYTHONPATH=f"{tmp_path}:{ROOT}")
+        assert code == 2 and "huggingface_hub; install it with `pip install 'facetrain[remote]'`" in error
 
 
 def test_the_token_is_sent_and_never_shown(hub, run, tmp_path):
