@@ -49,6 +49,18 @@ def test_a_run_that_is_verified_without_gain_after_its_last_step_has_not_stopped
     assert f"already finished, at step 2; to train on: facetrain resume {folder} {options}\n" in output
 
 
+def test_verifications_before_a_run_went_on_without_the_rule_do_not_count(describe, tmp_path):
+    rule = "train.stop_early={metric: val/accuracy, patience: 2, min_gain: 1}"
+    values, folder = ["eval.every_steps=1"], tmp_path / "run"
+    assert training.train(load_config(describe(steps=9), [*values, rule]), folder) == 0
+    for changes, steps in (
+        (["train.stop_early=null", "train.max_steps=4"], 4),
+        ([rule, "train.max_steps=9"], 7),
+    ):
+        assert training.go_on(folder, changes=changes) == 0
+        assert metrics(folder)[-1]["step"] == steps
+
+
 @pytest.mark.slow
 def test_a_run_ends_at_the_same_step_whether_it_was_interrupted_or_not(describe, tmp_path, capsys):
     # No accuracy rises by more than one: of the verifications at steps 2, 4 and 6, two have no gain.

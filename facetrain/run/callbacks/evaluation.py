@@ -11,6 +11,7 @@ from facetrain.distributed import collectives
 from facetrain.distributed.stop_request import Stopped
 from facetrain.files import error_reason
 from facetrain.telemetry.log import warn
+from facetrain.training.early_stop import EarlyStop
 from facetrain.training.settings import StopEarlySettings
 from facetrain.training.state import TrainState, averaged_buffers
 from facetrain.verify.metrics.result import Result
@@ -59,8 +60,12 @@ class Evaluation:
             self.write(state.step, state.metrics)
             # Written later by `write_pairs`: the first step must not wait for it.
             self._unwritten = state.step, results
-        if self.stop_early:
-            state.early_stop = state.early_stop.after(state.step, state.metrics, self.stop_early)
+        # Without it, there is nothing that counts if a resume sets it again.
+        state.early_stop = (
+            state.early_stop.after(state.step, state.metrics, self.stop_early)
+            if self.stop_early
+            else EarlyStop()
+        )
         state.meter.restart_clock()  # images per second count training alone
 
     def write_pairs(self, state: TrainState) -> None:
