@@ -170,15 +170,16 @@ def _require_unchanged(changes: list[ConfigChange], checkpoint: Checkpoint) -> N
 
 
 def _require_known_expectations(config: Config, schedule: StepSchedule) -> None:
-    """Check that a new run does not keep fixed expectations that are its random centers.
+    """Check that a new run does not keep fixed expectations that are random centers, as those of new people are.
 
     Raises:
         ConfigError: it would.
     """
-    if schedule.stages[0].head.expectations == "fixed" and not config.inherits_centers:
+    are_known = config.inherits_centers and config.head.init_from == "keep"
+    if schedule.stages[0].head.expectations == "fixed" and not are_known:
         raise ConfigError(
             "head.expectations: fixed from the first step on keeps random centers as expectations; begin with moving "
-            "or off (train.stages), or with the centers of a model (head.init_from)"
+            "or off (train.stages), or with the centers of a model that knows all people (head.init_from: keep)"
         )
 
 

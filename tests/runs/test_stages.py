@@ -81,3 +81,11 @@ def test_a_new_run_cannot_keep_its_random_centers_as_expectations(describe, tmp_
     )
     # Only new runs are refused.
     assert training.resume(config, tmp_path / "run", set_keys=["train.stages"]) == 0
+
+
+def test_expectations_that_would_stay_random_centers_are_refused(describe, tmp_path, model):
+    fixed = ["head.expectations=fixed", "model.embedding_size=16"]
+    extended = [*fixed, f"model.init_from={model}", "head.init_from=extend"]
+    for values in (fixed, extended):
+        with pytest.raises(ConfigError, match=r"head\.expectations: fixed .*head\.init_from: keep"):
+            training.train(load_config(describe(steps=1), values), tmp_path / "run")
