@@ -7,6 +7,7 @@ AWS_PROFILE, GOOGLE_APPLICATION_CREDENTIALS, HF_ENDPOINT and HF_TOKEN.
 from __future__ import annotations
 
 import random
+import re
 import sys
 import threading
 import time
@@ -33,6 +34,8 @@ PATIENCE_S = 60.0
 _LEAST_BYTES_PER_S = 50_000
 """An answer of N bytes has `PATIENCE_S` + N / `_LEAST_BYTES_PER_S` seconds: one byte per second is a failure."""
 _TRANSIENT_STATUS = (408, 425, 429)
+_GOOGLE_TEXT = re.compile("(?P<forbidden>Forbidden: )|Bad Request: |Bucket is requester pays")
+"""Beginnings of gcsfs's errors of Python's own types for the statuses 403 and 400, which say the status by it alone."""
 _CREDENTIALS = "give credentials by the environment or by the files of the library (docs/remote.md)"
 
 
@@ -92,7 +95,7 @@ def with_retries(
         except Exception as error:
             if isinstance(error.__cause__, FacetrainError):  # fsspec has turned it into "not found"
                 raise error.__cause__ from None
-            if not (isinstance(error, OSError) or _is_of_library(error)):
+            if not (isinstance(error, OSError) or _is_of_library(error) or _status(error)):
                 raise
             cause = _cause(error)
             if _is_refusal(cause) and not was_refused and scheme(url) == "s3":
@@ -202,6 +205,9 @@ def _is_of_library(error: BaseException) -> bool:
 
 def _status(error: BaseException) -> int | None:
     """Return the status of the HTTP answer that an error of a library is about; None if it is about none."""
+    if type(error) in (OSError, ValueError):
+        found = _GOOGLE_TEXT.match(str(error))
+        return (403 if found["forbidden"] else 400) if found else None
     response: Any = getattr(error, "response", None)
     if isinstance(response, dict):  # botocore
         status: Any = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
@@ -241,5 +247,7 @@ def _reason(error: BaseException, attempts: int) -> str:
         return "not found"
     if status is None and "Connect" in name:
         return f"cannot be reached ({name}, {attempts} attempts); check the address and the network"
+    if status is not None and not _may_pass(error):
+        return f"the store refuses the request (status {status}); check the address and the settings of the store"
     reason = f"status {status}" if status is not None else name
     return f"the store did not answer as expected ({reason}, {attempts} attempts); try again later"

@@ -1,3 +1,5 @@
+import asyncio
+import json
 import sys
 import threading
 import time
@@ -135,6 +137,34 @@ def test_wrong_credentials_are_not_tried_again(no_wait):
     assert len(calls) == 1 and "AKIA" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("status", "text", "attempts", "reason"),
+    [
+        (403, "no storage.objects.get access to SECRET", 1, "access denied; give credentials"),
+        (401, "Anonymous caller", 1, "access denied; give credentials"),
+        (400, "invalid name SECRET", 1, r"\(status 400\); check the address"),
+        (400, "Bucket is a requester pays bucket", 1, r"\(status 400\); check the address"),
+        (404, "no such object", 1, "not found"),
+        (503, "busy", 5, r"\(status 503, 5 attempts\); try again later"),
+        (502, "bad gateway", 5, r"\(ProxyError, 5 attempts\); try again later"),
+    ],
+)
+def test_refusals_of_a_google_store_are_told_from_outages(no_wait, status, text, attempts, reason):
+    from gcsfs.retry import retry_request, validate_response
+
+    calls = []
+
+    @retry_request(retries=1)
+    async def answer():
+        calls.append(1)
+        content = json.dumps({"error": {"code": status, "message": text}})
+        validate_response(status, content.encode(), "b/bucket/o/a")
+
+    with pytest.raises(DataError, match=rf"^gs://bucket/a: .*{reason}") as caught:
+        with_retries("gs://bucket/a", lambda: asyncio.run(answer()))
+    assert len(calls) == attempts and "SECRET" not in str(caught.value)
+
+
 def test_an_error_of_any_package_that_a_library_uses_is_one_of_the_store(no_wait):
     class ConnectError(Exception):
         __module__ = "httpx_of_another_version"
@@ -146,9 +176,10 @@ def test_an_error_of_any_package_that_a_library_uses_is_one_of_the_store(no_wait
         with_retries("hf://org/repo", unreachable)
 
 
-def test_mistakes_of_the_program_are_not_hidden():
-    with pytest.raises(KeyError):
-        with_retries("s3://bucket/a", lambda: {}["a"])
+@pytest.mark.parametrize("mistake", [lambda: {}["a"], lambda: int("a")])
+def test_mistakes_of_the_program_are_not_hidden(mistake):
+    with pytest.raises((KeyError, ValueError)):
+        with_retries("s3://bucket/a", mistake)
 
 
 @pytest.mark.parametrize(
