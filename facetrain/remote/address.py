@@ -19,6 +19,7 @@ from facetrain.errors import UsageError
 from facetrain.text import printable
 
 SCHEMES = ("hf", "https", "s3", "gs")
+HUB_REPOSITORY = re.compile(r"((?:datasets/|spaces/)?[^/@]+/[^/@]+)(?:@([^/]+))?")
 _THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _IN_TEXT = re.compile(rf"{_ADDRESS.pattern}(?:(?!'{_ADDRESS.pattern})[^\s\"<>])*(?<![,:;)'])")
@@ -52,11 +53,11 @@ def is_read_in_place(text: str) -> bool:
 
 
 def require_supported(url: str) -> None:
-    """Check the scheme and the host of an address.
+    """Check the scheme and the host of an address, and that one of the Hub has a repository.
 
     Raises:
-        UsageError: the scheme is unknown, the host is missing, `http` is used for a host that is not this machine, or
-            there are credentials for a store, which takes none from an address.
+        UsageError: the scheme is unknown, the host or the repository is missing, `http` is used for a host that is not
+            this machine, or there are credentials for a store, which takes none from an address.
     """
     shown = public(url)
     parts = _split(url)
@@ -72,6 +73,8 @@ def require_supported(url: str) -> None:
         raise UsageError(f"{shown}: has credentials; give them by the environment (docs/remote.md)")
     if not parts.hostname:
         raise UsageError(f"{shown}: names no host, bucket or repository")
+    if parts.scheme == "hf" and not HUB_REPOSITORY.match(parts.netloc + parts.path):
+        raise UsageError(f"{shown}: use the form hf://org/repo[/file][@revision]")
 
 
 def without_version(text: str) -> str:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
 from facetrain.errors import DataError, UsageError
-from facetrain.remote.address import public, scheme
+from facetrain.remote.address import HUB_REPOSITORY, public, scheme
 from facetrain.remote.filesystem import open_filesystem, with_retries
 from facetrain.text import listed
 
-_HUB_REPOSITORY = re.compile(r"((?:datasets/|spaces/)?[^/@]+/[^/@]+)(?:@([^/]+))?")
 _VERSION_KEYS = ("ETag", "generation", "etag", "blob_id", "Last-Modified", "LastModified", "updated")
 """Properties that distinguish the versions of a file, in the words of the libraries. Google's etag changes with the
 metadata of an object, such as a hold; its generation with the content."""
@@ -51,7 +49,7 @@ def list_files(url: str) -> list[RemoteFile]:
     # A key with a slash at its end is a folder: the console of S3 makes one for every folder that it creates.
     paths = sorted(each for each in found if not each.endswith("/"))
     files = [_file(found[each], each, _name_below(each, path, url)) for each in paths]
-    if scheme(url) == "hf" and not _HUB_REPOSITORY.sub("", path, count=1):
+    if scheme(url) == "hf" and not HUB_REPOSITORY.sub("", path, count=1):
         files = _model_of_repository(files, url)
     if {"config.yaml", "model.safetensors"} <= {file.name for file in files}:
         files = [file for file in files if "/" not in file.name]  # a run: its model, but not its checkpoints
@@ -125,9 +123,8 @@ def with_commit(url: str) -> tuple[str, str]:
     _, path = open_filesystem(url)  # also says if huggingface_hub is missing
     from huggingface_hub import HfApi
 
-    found = _HUB_REPOSITORY.match(path)
-    if found is None:
-        raise UsageError(f"{public(url)}: use the form hf://org/repo[/file][@revision]")
+    found = HUB_REPOSITORY.match(path)
+    assert found is not None, "checked by open_filesystem"
     kind, _, name = found[1].rpartition("/")[0].rpartition("/")
     repository = f"{name}/{found[1].rpartition('/')[2]}"
     revision = found[2].replace("%2F", "/") if found[2] else None

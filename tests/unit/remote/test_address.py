@@ -47,6 +47,8 @@ def test_other_texts_are_local_paths(path):
         ("https://user:pass/word@host/a", "not a valid address"),
         ("s3://id:password@bucket/a", "give them by the environment"),
         ("gs://id:password@bucket/a", "give them by the environment"),
+        (f"hf://org#sha256={64 * '0'}", "use the form hf://org/repo"),
+        ("hf://org/@main", "use the form hf://org/repo"),
         ("https://[::1/a", "not a valid address"),
     ],
 )
