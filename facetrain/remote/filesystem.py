@@ -6,6 +6,7 @@ AWS_PROFILE, GOOGLE_APPLICATION_CREDENTIALS, HF_ENDPOINT and HF_TOKEN.
 
 from __future__ import annotations
 
+import logging
 import random
 import re
 import sys
@@ -14,7 +15,6 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, as_completed
 from contextlib import suppress
-from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -36,6 +36,7 @@ _LEAST_BYTES_PER_S = 50_000
 _TRANSIENT_STATUS = (408, 425, 429)
 _GOOGLE_TEXT = re.compile("(?P<forbidden>Forbidden: )|Bad Request: |Bucket is requester pays")
 """Beginnings of gcsfs's errors of Python's own types for the statuses 403 and 400, which say the status by it alone."""
+_NO_OUTPUT = logging.NullHandler()
 _CREDENTIALS = "give credentials by the environment or by the files of the library (docs/remote.md)"
 
 
@@ -182,9 +183,16 @@ def _store_filesystem(kind: str) -> AbstractFileSystem:
     return _plain_filesystem(kind, config_kwargs=config, default_cache_type="none")
 
 
+def _google_filesystem(kind: str) -> AbstractFileSystem:
+    # gcsfs logs each failed request with its traceback, and each operation in a bucket whose type it cannot find out.
+    # Without a handler, Python would print that beside our line; those of a program, and GCSFS_DEBUG, still get it.
+    logging.getLogger("gcsfs").addHandler(_NO_OUTPUT)
+    return _plain_filesystem(kind, version_aware=True)
+
+
 _FILESYSTEMS: dict[str, Callable[[str], AbstractFileSystem]] = {
     "s3": _store_filesystem,
-    "gs": partial(_plain_filesystem, version_aware=True),
+    "gs": _google_filesystem,
     "http": _web_filesystem,
     "https": _web_filesystem,
 }

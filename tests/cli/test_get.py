@@ -1,12 +1,14 @@
 """`facetrain get`, and the Hugging Face Hub on the loopback interface."""
 
 import json
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 
 from tests.support.command import ROOT, output_of, refusal, start
 from tests.support.hub_server import running_hub
+from tests.support.web_server import serving
 
 
 @pytest.fixture
@@ -135,6 +137,30 @@ def test_without_huggingface_hub_an_address_of_the_hub_says_what_to_install(run,
     for address in ("hf://org/face", f"hf://org/face@{40 * 'a'}"):
         code, _, error = run("get", address, PYTHONPATH=f"{tmp_path}:{ROOT}")
         assert code == 2 and "huggingface_hub; install it with `pip install 'facetrain[remote]'`" in error
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """A Google store that knows no caller."""
+
+    def do_GET(self):
+        content = b'{"error": {"code": 401, "message": "Anonymous caller"}}'
+        self.send_response(401)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.mark.parametrize("debug", [{}, {"GCSFS_DEBUG": "INFO"}])
+def test_a_failure_of_a_google_store_is_one_line_unless_its_log_is_wanted(run, tmp_path, debug):
+    # Without credentials and without a look for those of a machine at Google.
+    alone = {"CLOUDSDK_CONFIG": str(tmp_path), "NO_GCE_CHECK": "true"}
+    with serving(Refusing) as address:
+        code, _, error = run("get", "gs://bucket/a", STORAGE_EMULATOR_HOST=address, **alone, **debug)
+    assert code == 2 and "gs://bucket/a: access denied" in error.splitlines()[-1]
+    assert ("Traceback" in error) if debug else (error.count("\n") == 1), error
 
 
 def test_the_token_is_sent_and_never_shown(hub, run, tmp_path):
