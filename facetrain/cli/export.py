@@ -16,7 +16,7 @@ from facetrain.cli.options import Model
 from facetrain.cli.outputs import echo_line, require_existing, require_no_input, require_writable, write_text
 from facetrain.errors import UsageError
 from facetrain.models.export.formats import FORMATS, ExportFormat, ExportOptions
-from facetrain.remote.publish import push, require_repository
+from facetrain.remote.publish import push, require_accepted
 from facetrain.text import shell_path
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def export(
     if outputs.push is not None:
         if outputs.license is None:
             raise UsageError(f"--push {outputs.push}: give the terms of the model with --license NAME")
-        require_repository(outputs.push)
+        require_accepted(outputs.push, outputs.license)
     import torch
 
     from facetrain.cli.progress_bar import progress_bar

@@ -119,7 +119,9 @@ class Outputs:
     license: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="License of the model for its card, such as cc-by-nc-4.0 or other."
+            metavar="NAME",
+            help="License of the model for its card; for --push an identifier of the Hub, such as cc-by-nc-4.0, or "
+            "other.",
         ),
     ] = None
     private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False

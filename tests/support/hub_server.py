@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import yaml
+
 from tests.support.web_server import serving
 
 
@@ -98,7 +100,7 @@ class _Handler(BaseHTTPRequestHandler):
         if parts[-3:] == ["lfs", "objects", "batch"]:
             self.send_upload_addresses(body)
         elif parts[:2] == ["api", "validate-yaml"]:
-            self.send({"errors": [], "warnings": []})
+            self.send_errors_of(json.loads(body)["content"])
         elif parts == ["api", "repos", "create"]:
             self.create(json.loads(body))
         elif parts[0] == "api":
@@ -107,6 +109,14 @@ class _Handler(BaseHTTPRequestHandler):
             end = parts.index("resolve")
             kind = "datasets" if parts[0] == "datasets" else "models"
             self.send_file("/".join([kind, *parts[end - 2 : end]]), "/".join(parts[end + 2 :]))
+
+    def send_errors_of(self, card):
+        license = yaml.safe_load(card.split("---")[1])["license"]
+        if license in ("mit", "cc-by-nc-4.0", "other"):
+            self.send({"errors": [], "warnings": []})
+        else:
+            message = '"license" must be one of [mit, cc-by-nc-4.0, other]'
+            self.send({"errors": [{"message": message}], "warnings": []}, 400)
 
     def create(self, request):
         name = f"{request.get('organization') or 'me'}/{request['name']}"
