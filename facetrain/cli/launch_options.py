@@ -40,8 +40,11 @@ class LaunchOptions:
 
 
 def end_on_signals() -> None:
-    """End this process at a signal until an agent or a training loop handles it, and remove an empty run folder."""
-    # The default action would leave the folder with its lock. The first process of a container has no default action.
+    """End this process by an exception at a signal, until an agent or a training loop handles it.
+
+    The default action would leave a new run folder with its lock. The first process of a container has no default
+    action.
+    """
     exit_on_signals(signal.SIGUSR1)
 
 
@@ -63,7 +66,6 @@ def start(
     from facetrain.distributed.process_lifetime import launched_by_torchrun, outside_launcher
     from facetrain.distributed.topology import topology
 
-    end_on_signals()
     usual = asdict(LaunchOptions())
     given = {name: value for name, value in asdict(options).items() if value != usual[name]}
     if given and (launcher := outside_launcher()):
@@ -71,4 +73,5 @@ def start(
         raise UsageError(f"{names}: has no effect {launcher}; remove it, or give it to the launcher")
     if launched_by_torchrun():
         sys.exit(run())
+    end_on_signals()
     sys.exit(launch(run, topology(**asdict(options), device=device()), rank_arguments))

@@ -26,12 +26,11 @@ def train_on_this_rank(request: TrainRequest) -> int:
     from facetrain.cli.options import download
     from facetrain.run.train import train
 
-    return train(request, pin=lambda name: download(name)[1], fit_batch=_fit_batch)
+    return train(request, pin=lambda name: download(name)[1], fit_batch=_fit_batch, on_met=end_on_signals)
 
 
 def main() -> None:
     """Be a rank; end the process with the exit code of the run or of its error."""
-    end_on_signals()
 
     def run() -> None:
         from facetrain.cli.app import end_with

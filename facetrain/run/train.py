@@ -32,6 +32,7 @@ def train(
     *,
     pin: Callable[[str], str] = pinned,
     fit_batch: FitBatch | None = None,
+    on_met: Callable[[], None] = lambda: None,
     on_folder: Callable[[Path], None] = lambda folder: None,
 ) -> int:
     """Train the run that rank 0 is asked for; return the exit code. All ranks call it together.
@@ -40,6 +41,8 @@ def train(
         request: what the command of this rank asks. On other ranks than 0 it is only compared.
         pin: downloads an address, or a name of the catalog; returns the address with its version.
         fit_batch: chooses the batch, for a request that leaves it to a measurement.
+        on_met: called when the ranks have met, before there is a run folder. Until then the default action of a signal
+            must end a rank: it waits in C++, where no handler of Python runs.
         on_folder: called with the folder of the run.
 
     Raises:
@@ -55,6 +58,7 @@ def train(
         Lease() as lease,
         ExitStack() as opened,
     ):
+        on_met()
         agreed, tests = agree(ranks, request, lease, pin), []
         on_folder(agreed.folder)
         with (

@@ -21,23 +21,31 @@ def train():
 signal.signal(signal.SIGHUP, getattr(signal, sys.argv[1]))
 start(train, [], LaunchOptions(), lambda: "cpu")
 """
-RANK_OF_FACETRAIN = """
+RANK = """
 import os, signal, sys
 from facetrain.cli import rank
+from facetrain.run import train
 from facetrain.run.request import TrainRequest
 
-rank.train_on_this_rank = lambda request: os.kill(os.getpid(), signal.SIGHUP)
-signal.signal(signal.SIGHUP, getattr(signal, sys.argv[1]))
+setattr(train, sys.argv[1], lambda *_: os.kill(os.getpid(), signal.SIGHUP))
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 sys.argv = ["rank", TrainRequest(command="train").model_dump_json()]
 rank.main()
 """
 
 
-@pytest.mark.parametrize("rank", [HANG_UP, RANK_OF_FACETRAIN], ids=["torchrun", "facetrain"])
-def test_a_rank_that_starts_ends_by_an_exception_so_that_it_leaves_no_lock(rank):
-    by_torchrun = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"} if rank is HANG_UP else {}
-    ended = subprocess.run([sys.executable, "-c", rank, "SIG_DFL"], env=environment() | by_torchrun)
-    assert ended.returncode == 129
+@pytest.mark.parametrize(("call", "code"), [("assemble", -signal.SIGHUP), ("agree", 129)])
+def test_a_signal_ends_a_rank_at_once_until_it_has_met_the_others_and_then_so_that_it_leaves_no_lock(
+    call, code
+):
+    ended = subprocess.run([sys.executable, "-c", RANK, call], env=environment())
+    assert ended.returncode == code
+
+
+def test_a_signal_ends_a_rank_of_torchrun_at_once_until_it_has_met_the_others():
+    by_torchrun = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    ended = subprocess.run([sys.executable, "-c", HANG_UP, "SIG_DFL"], env=environment() | by_torchrun)
+    assert ended.returncode == -signal.SIGHUP
 
 
 @pytest.mark.parametrize(("action", "code"), [("SIG_DFL", 129), ("SIG_IGN", 0)])
