@@ -13,6 +13,7 @@ from facetrain.config.loading import CONFIG_FILE
 from facetrain.errors import RunError, UsageError
 from facetrain.files import creation_fault, os_errors_as
 from facetrain.models.model_file import MODEL_FILE
+from facetrain.run.folder.earlier import RENAME_CHECK
 from facetrain.run.folder.environment import launchers_in
 from facetrain.run.folder.lease import Lease
 from facetrain.run.folder.lock_file import LOCK_FILE, read_holder
@@ -86,11 +87,12 @@ class FolderClaim:
         return has_checkpoints(folder) and self.was_used(folder)
 
     def _has_left(self, folder: Path) -> bool:
-        """Return whether ranks of this job were killed before they had written more than the lock of a folder."""
+        """Return whether ranks of this job were killed before they had written into a folder, beside their lock."""
         with suppress(OSError):
             holder = read_holder(folder / LOCK_FILE)
             is_own = holder is not None and not set(holder.launchers).isdisjoint(self._launchers)
-            return is_own and all(LOCK_FILE in path.name for path in folder.glob("*"))
+            names = [path.name for path in folder.glob("*")]
+            return is_own and all(LOCK_FILE in name or name.startswith(RENAME_CHECK) for name in names)
         return False
 
     def _create(
