@@ -314,7 +314,8 @@ def require_temporary_folder() -> None:
         # Python writes to each folder that it tries, and does not say why it could not.
         folder = Path("/tmp")
         with suppress(OSError):
-            if not shutil.disk_usage(folder).free:
+            # Read-only file systems of containers have no free bytes either.
+            if not (disk := os.statvfs(folder)).f_bavail and not disk.f_flag & os.ST_RDONLY:
                 full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 raise error_as(RunError, folder, full) from error
         raise UsageError(

@@ -1,6 +1,5 @@
 import errno
 import os
-import shutil
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -198,6 +197,10 @@ def test_a_container_without_a_folder_for_temporary_files_is_told_which_variable
     ):
         with pytest.raises(UsageError, match="set the environment variable TMPDIR"):
             uses_it()
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=0))
+    disk = SimpleNamespace(f_bavail=0, f_flag=os.ST_RDONLY)
+    monkeypatch.setattr(os, "statvfs", lambda folder: disk)
+    with pytest.raises(UsageError, match="set the environment variable TMPDIR"):
+        require_temporary_folder()
+    disk.f_flag = 0
     with pytest.raises(RunError, match="^/tmp: No space left on device; free space"):
         require_temporary_folder()
