@@ -188,11 +188,10 @@ def _download(request: _Request, folder: Path) -> Copy:
     """Bring the present version of an address into its folder, if it is not there yet."""
     url = request.url
     files = list_files(url)
-    tokens = json.dumps([[file.name, file.size, file.token] for file in files])
-    version = hashlib.sha256(tokens.encode()).hexdigest()[:16]
-    copy = _sound_copy(folder, version)
+    has_tokens = all(file.token for file in files)
+    version = _digest([[file.name, file.size, file.token] for file in files])
     # Without tokens, only the size would say that nothing has changed.
-    if copy and request.sha256 is None and all(file.token for file in files):
+    if has_tokens and request.sha256 is None and (copy := _sound_copy(folder, version)):
         return copy
     size = sum(file.size for file in files)
     terms = request.terms or "unknown, see its publisher"
@@ -200,7 +199,7 @@ def _download(request: _Request, folder: Path) -> Copy:
     scratch = folder / f"{version}.partial"
     for rest in folder.glob("*.partial"):
         # Without tokens, nothing says that the rest would be of the same version.
-        if rest != scratch or not all(file.token for file in files):
+        if rest != scratch or not has_tokens:
             shutil.rmtree(rest, ignore_errors=True)
     _require_space(folder, size, url)
     root = request.file or files[0].file or PurePosixPath(urlsplit(without_version(url)).path).name or "files"
@@ -208,6 +207,11 @@ def _download(request: _Request, folder: Path) -> Copy:
     if scheme(url) != "hf" and list_files(url) != files:  # a commit of the Hub never changes
         shutil.rmtree(scratch)
         raise DataError(f"{public(url)}: was changed during the download; try again")
+    if not has_tokens:  # the bytes alone say which version this is
+        version = _digest(checksums)
+        if copy := _sound_copy(folder, version):
+            shutil.rmtree(scratch)
+            return copy
     shutil.rmtree(folder / version, ignore_errors=True)  # without its record, or damaged
     os.replace(scratch, folder / version)
     is_single = len(files) == 1 and not files[0].name and scheme(url) != "hf"
@@ -217,6 +221,11 @@ def _download(request: _Request, folder: Path) -> Copy:
         name: (sha256, stamp_of((folder.parent / place / name).stat())) for name, sha256 in checksums.items()
     }
     return _write_record(folder, version, Copy(without_secrets(url) + pin, place, stamps))
+
+
+def _digest(parts: object) -> str:
+    """Return the name of a version, from what distinguishes it."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 def _download_files(request: _Request, files: list[RemoteFile], root: Path, size: int) -> dict[str, str]:

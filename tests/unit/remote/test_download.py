@@ -168,9 +168,13 @@ def test_without_versions_nothing_is_continued(web_server, url):
 
 def test_without_versions_a_file_is_downloaded_again_however_long_it_is(web_server, url):
     web_server.has_etags = False
-    assert local_path(url).read_bytes() == CONTENT
+    old = local_path(url)
     web_server.files["/models/a.onnx"] = CONTENT[::-1]
     assert local_path(url).read_bytes() == CONTENT[::-1] != CONTENT
+    assert old.read_bytes() == CONTENT, "the file of a command that still runs"
+    web_server.files["/models/a.onnx"] = CONTENT
+    before = old.stat()
+    assert local_path(url) == old and old.stat() == before
 
 
 def test_a_checksum_counts_in_capitals_too_and_one_that_is_none_is_refused(url):
