@@ -62,7 +62,8 @@ def require_supported(url: str) -> None:
     shown = public(url)
     parts = _split(url)
     if parts is None:
-        raise UsageError(f"{shown}: not a valid address")
+        hint = "; write / in a key as %2F, and @ in a path as %40" if "@" in url else ""
+        raise UsageError(f"{shown}: not a valid address{hint}")
     if parts.scheme == "http":
         if parts.hostname not in _THIS_MACHINE:
             raise UsageError(f"{shown}: http is not encrypted; use https, or http to a host of this machine")
@@ -95,8 +96,8 @@ def _split(url: str) -> SplitResult | None:
     """Return the parts of an address; None if it is malformed, such as one with `/` in a password."""
     try:
         parts = urlsplit(url)
-        # The port of `https://user:pass/word@host` would be `pass`.
-        return parts if parts.port is None or parts.port >= 0 else None
+        # The port of `https://user:pass/word@host` would be `pass`, and that of `https://user:12/34@host` is 12.
+        return parts if parts.port is None or "@" not in parts.path else None
     except ValueError:
         return None
 
