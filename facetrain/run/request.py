@@ -17,22 +17,38 @@ def as_override(key: str, value: Any) -> str:
     """Return a value for a dotted key of the config in the form of --set: KEY=VALUE.
 
     Raises:
-        UsageError: it is or contains an object or number that JSON does not have, or a name that is not UTF-8.
+        UsageError: as `_require_plain`, or it is or contains nan or inf.
     """
-
-    def refuse(part: Any) -> None:
-        kind = f"{type(part).__module__}.{type(part).__qualname__}"
-        raise UsageError(f"{key}: a config cannot hold a {kind}; use numbers, texts, lists and dicts")
-
+    _require_plain(key, value)
     try:
-        text = json.dumps(value, ensure_ascii=False, default=refuse, allow_nan=False)
+        text = json.dumps(value, allow_nan=False)
     except ValueError as error:
         raise UsageError(
             f"{key}: nan and inf cannot be given here; a config file may have them in the options of an own part"
         ) from error
-    _require_utf_8(f"{key}={text}")
     # Through JSON: it has plain values in place of subclasses, such as NumPy's numbers.
     return f"{key}={dump_in_line(json.loads(text))}"
+
+
+def _require_plain(key: str, value: Any) -> None:
+    """Check that a value of the config is and contains only what JSON has.
+
+    Raises:
+        UsageError: it has an object of another type, a key that is no text, or a name that is not UTF-8.
+    """
+    if isinstance(value, dict):
+        for name, each in value.items():
+            if not isinstance(name, str):
+                raise UsageError(f"{key}: the key {name!r} is not text; use a text")
+            _require_plain(f"{key}.{name}", each)
+    elif isinstance(value, list | tuple):
+        for index, each in enumerate(value):
+            _require_plain(f"{key}[{index}]", each)
+    elif value is not None and not isinstance(value, str | bool | int | float):
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        raise UsageError(f"{key}: a config cannot hold a {kind}; use numbers, texts, lists and dicts")
+    else:
+        _require_utf_8(f"{key}={value}")
 
 
 def _require_utf_8(name: str) -> None:
@@ -86,7 +102,7 @@ class TrainRequest(BaseModel, frozen=True, extra="forbid", ser_json_inf_nan="con
 
     @model_validator(mode="after")
     def _require_text(self) -> Self:
-        """Refuse names that are no text: the request goes to the ranks as JSON, its values to the config as YAML.
+        """Refuse what a text cannot hold: the request goes to the ranks as JSON, its values to the config as YAML.
 
         An empty run folder would be the newest run, or the default.
         """
@@ -95,6 +111,8 @@ class TrainRequest(BaseModel, frozen=True, extra="forbid", ser_json_inf_nan="con
         for name in (self.run_dir, self.config, *self.overrides):
             if isinstance(name, str):
                 _require_utf_8(name)
+        for section, value in self.config.items() if isinstance(self.config, dict) else ():
+            _require_plain(section, value)
         return self
 
     @property

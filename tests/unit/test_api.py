@@ -193,14 +193,23 @@ def test_landmarks_that_have_no_effect_are_refused(folder, model):
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        (torch.tensor(0.1), r"a config cannot hold a torch\.Tensor;"),
-        ({"a": {1, 2}}, "a config cannot hold a .*set;"),
-        ([float("inf")], "nan and inf cannot be given here;"),
+        (torch.tensor(0.1), r": a config cannot hold a torch\.Tensor;"),
+        ({"a": {1, 2}}, r"\.a: a config cannot hold a .*set;"),
+        ([0.9, np.ones(2)], r"\[1\]: a config cannot hold a numpy\.ndarray;"),
+        ({(1, 2): 3}, r": the key \(1, 2\) is not text"),
+        ({"a": "caf\udce9"}, r"\.a=.*: a name that is not UTF-8;"),
+        ({"caf\udce9": 1}, ".*: a name that is not UTF-8;"),
     ],
 )
 def test_a_value_that_no_config_can_hold_is_refused_with_its_key(value, reason):
-    with pytest.raises(facetrain.errors.UsageError, match=rf"^optim\.lr: {reason}"):
-        facetrain.train("quickstart", optim={"lr": value})
+    for config, overrides in ("quickstart", {"optim": {"lr": value}}), ({"optim": {"lr": value}}, {}):
+        with pytest.raises(facetrain.errors.UsageError, match=rf"^optim\.lr{reason}"):
+            facetrain.train(config, **overrides)
+
+
+def test_numbers_that_are_not_finite_are_for_configs_alone():
+    with pytest.raises(facetrain.errors.UsageError, match=r"^optim\.lr: nan and inf cannot be given here;"):
+        facetrain.train("quickstart", optim={"lr": [float("inf")]})
 
 
 @pytest.mark.parametrize(
