@@ -21,6 +21,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -124,10 +125,14 @@ def with_addresses(text: str) -> str:
     return text
 
 
+def _print(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
 def fetch(
     name: str,
     progress: ProgressCallback = ignore_progress,
-    say: Callable[[str], None] = lambda line: None,
+    say: Callable[[str], None] = _print,
 ) -> tuple[Path, str]:
     """Download an address or a name of the catalog; return the local path, and the address with its version.
 

@@ -378,7 +378,7 @@ def test_a_damaged_archive_is_named_by_its_address(object_store, web_server, tmp
         with pytest.raises(SystemExit):
             _exit_with_error(caught.value)
         printed = capfd.readouterr().err
-        assert printed.startswith(f"error: {url}: ") and str(tmp_path) not in printed
+        assert printed.splitlines()[-1].startswith(f"error: {url}: ") and str(tmp_path) not in printed
 
 
 def test_small_files_beside_the_objects_count_as_on_a_disk(object_store, tmp_path):

@@ -61,6 +61,12 @@ def test_a_file_is_downloaded_once_and_looked_for_again(web_server, url):
     assert web_server.requests == [("HEAD", "/models/a.onnx", "")] and len(lines) == 1
 
 
+def test_a_program_that_downloads_says_so_on_standard_error(url, capsys):
+    for _ in range(2):
+        local_path(url)
+    assert capsys.readouterr() == ("", f"{url}: 0.01 MB; terms: unknown, see its publisher\n")
+
+
 def test_a_changed_file_is_downloaded_again_and_the_old_one_stays(web_server, url):
     old = local_path(url)
     web_server.files["/models/a.onnx"] = b"new"
