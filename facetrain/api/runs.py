@@ -40,7 +40,7 @@ class Run:
 
     def load_model(self, device: str = "auto") -> Model:
         """Open the model of the run."""
-        return load_model(self, device, allow_code=True)  # it has run in this process
+        return load_model(self, device)
 
 
 def train(

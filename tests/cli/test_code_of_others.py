@@ -65,9 +65,10 @@ def test_a_model_that_names_code_runs_it_in_no_command(home, command):
     assert not (home / "imported").exists()
 
 
-def test_load_model_runs_code_only_if_it_is_allowed(home):
+@pytest.mark.parametrize("load", [facetrain.load_model, lambda path: facetrain.Run(path).load_model()])
+def test_load_model_runs_code_only_if_it_is_allowed(home, load):
     with pytest.raises(ConfigError, match=f"theirs.safetensors.*{PLACE}"):
-        facetrain.load_model(home / THEIRS)
+        load(home / THEIRS)
     assert not (home / "imported").exists()
     with pytest.raises(ConfigError, match=PLACE):  # the module has no Net
         facetrain.load_model(home / THEIRS, allow_code=True)
