@@ -62,7 +62,7 @@ def address_of_set(target: str, eval_dir: str) -> str | None:
         return target
     is_path = Path(target).name != target
     file = target if target.lower().endswith(SET_SUFFIXES) else f"{target}.bin"
-    return None if is_path or not is_remote(eval_dir) else f"{eval_dir}/{file}"
+    return None if is_path or not is_remote(eval_dir) else f"{eval_dir.rstrip('/')}/{file}"
 
 
 def with_downloads(

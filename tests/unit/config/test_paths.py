@@ -47,12 +47,15 @@ def test_a_set_is_a_path_if_there_is_one_and_none_of_this_name_in_the_folder_of_
     assert list(found) == ["./val.bin", *names, "./val.bin", "./val.XZ"]
 
 
-def test_beside_remote_data_a_name_of_a_set_becomes_an_address_and_a_path_stays():
+@pytest.mark.parametrize(
+    "folder",
+    ["data.train=s3://bucket/shards", "data.train=s3://bucket/shards/", "eval.dir=s3://bucket/shards/"],
+)
+def test_in_a_remote_folder_a_name_of_a_set_becomes_an_address_and_a_path_stays(folder):
     targets = ["agedb", "cfp.bin", "vgg.xz", "/sets/lfw.bin", "./own.bin", "hf://o/r/x.bin"]
-    config = build_config({"data": {"train": "s3://bucket/shards"}, "eval": {"targets": targets}}, "test")
+    config = build_config({"data": {"train": "x"}, "eval": {"targets": targets}}, "test", [folder])
     found = with_downloads(config, lambda address: f"{address}#1").eval.targets
-    folder = "s3://bucket/shards"
-    names = [f"{folder}/agedb.bin#1", f"{folder}/cfp.bin#1", f"{folder}/vgg.xz#1"]
+    names = [f"s3://bucket/shards/{file}#1" for file in ("agedb.bin", "cfp.bin", "vgg.xz")]
     assert list(found) == [*names, "/sets/lfw.bin", "./own.bin", "hf://o/r/x.bin#1"]
 
 
