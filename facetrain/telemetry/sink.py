@@ -147,7 +147,7 @@ class Sinks:
         for client in self._clients:
             try:
                 if not client.is_given_up:
-                    client.write(step, values)
+                    client.write(step, dict(values))  # which it may change
             except Exception as error:
                 _warn_of_failed(client.name, error)
                 client.is_given_up = True  # closed at the end: that may take long, and the run goes on

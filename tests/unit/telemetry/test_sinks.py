@@ -77,6 +77,26 @@ def test_a_sink_without_its_package_is_refused(tmp_path, monkeypatch):
     assert refused.value.exit_code == 2
 
 
+class RenamingSink:
+    def __init__(self, run):
+        pass
+
+    def write(self, step, values):
+        values["train/loss"] = values.pop("loss")
+
+    def close(self):
+        pass
+
+
+def test_a_sink_that_changes_its_metrics_changes_those_of_no_other(tmp_path, monkeypatch):
+    monkeypatch.setattr("facetrain.telemetry.sink.load_part", lambda place, key: RenamingSink)
+    sinks, values = Sinks([OwnPart(type="own:Sink"), "tensorboard"], logged(tmp_path)), {"loss": 1.0}
+    sinks.write(1, values)
+    sinks.close()
+    assert values == {"loss": 1.0}
+    assert read_events(tmp_path / "tensorboard" / tmp_path.name).Tags()["scalars"] == ["loss/loss"]
+
+
 @pytest.mark.slow
 def test_a_server_of_wandb_that_does_not_answer_ends_no_run_but_a_missing_login_does(tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")
