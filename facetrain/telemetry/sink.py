@@ -103,8 +103,10 @@ class _Client:
             outcome, call = entry
             try:
                 outcome.set_result(call())
-            except BaseException as error:  # the thread that waits raises it
+            except Exception as error:  # the thread that waits raises it
                 outcome.set_exception(error)
+            except BaseException as error:  # such as sys.exit; signals come to the main thread
+                outcome.set_exception(RuntimeError(repr(error)).with_traceback(error.__traceback__))
 
 
 class Sinks:

@@ -1,5 +1,6 @@
 """Sinks of metrics: TensorBoard, Weights & Biases, and what happens to a run whose sink fails."""
 
+import asyncio
 import json
 import re
 import subprocess
@@ -156,6 +157,40 @@ def test_a_sink_that_cannot_be_opened_is_given_up_and_wrong_options_are_refused(
     with pytest.raises(ConfigError, match="log.sinks: own:Sink: .*'adress'"):
         Sinks([OwnPart(type="own:Sink"), wrong], logged(tmp_path))
     assert OwnSink.closed == 1, "the one that was open"
+
+
+@pytest.mark.parametrize(
+    "error", [SystemExit("quota exceeded"), KeyboardInterrupt(), asyncio.CancelledError()]
+)
+def test_a_sink_that_asks_for_the_end_of_its_program_is_given_up_as_after_any_error(
+    tmp_path, monkeypatch, capfd, error
+):
+    class EndingSink:
+        def __init__(self, run, at):
+            self.at = at
+            self.end_at("open")
+
+        def end_at(self, place):
+            if self.at == place:
+                raise error
+
+        def write(self, step, values):
+            self.end_at("write")
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr("facetrain.telemetry.sink.load_part", lambda place, key: EndingSink)
+    monkeypatch.setattr("facetrain.own_parts._imports", {__name__: "own:Sink"})
+    sinks = Sinks(
+        [OwnPart(type="own:Sink", options={"at": at}) for at in ("open", "write")], logged(tmp_path)
+    )
+    sinks.write(1, {"loss": 1.0})
+    sinks.close()
+    given_up = capfd.readouterr().err
+    for line in (*sinks.faults, given_up):
+        assert f"({__file__}:" in line and repr(error) in line, line
+    assert len(sinks.faults) == given_up.count("own:Sink failed") == 1
 
 
 def test_a_sink_that_cannot_be_closed_does_not_keep_the_others_open(tmp_path, monkeypatch, capfd):
