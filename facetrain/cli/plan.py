@@ -147,12 +147,14 @@ def _memory_savers(config: Config, num_classes: int, gpus: int, needed: Forecast
             return forecast(changed, num_classes, on_gpus, batch=batch).total < needed.total
         return False
 
-    twice = {"optim.accumulate": 2 * config.optim.accumulate}
-    half = max(needed.batch // 2, 2)  # batch norm has no variance over one image
+    smaller, half = "twice optim.accumulate", None
+    if not config.train.global_batch_size:  # which is divided among the micro-batches
+        smaller = f"half of train.batch_size with {smaller}"
+        half = max(needed.batch // 2, 2)  # batch norm has no variance over one image
     savers = {
         "head.momentum_dtype: bfloat16": saves({"head.momentum_dtype": "bfloat16"}),
         "model.checkpoint_activations: true": saves({"model.checkpoint_activations": True}),
-        "half of train.batch_size with twice optim.accumulate": saves(twice, batch=half),
+        smaller: saves({"optim.accumulate": 2 * config.optim.accumulate}, batch=half),
         "head.weight_dtype: bfloat16": saves({"head.weight_dtype": "bfloat16"}),
         "head.momentum_dtype: int8": saves({"head.momentum_dtype": "int8"}),
         "head.placement: host": saves({"head.placement": "host"}),

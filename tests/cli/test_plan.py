@@ -79,6 +79,7 @@ HALF_BATCH = "half of train.batch_size with twice optim.accumulate"
     [
         # It refuses int8. With so short rows, the copies of an update need more than other tables save.
         ({"optim": {"name": "adamw"}}, [HALF_BATCH]),
+        ({"optim": {"name": "adamw"}, "train": {"global_batch_size": 4}}, ["twice optim.accumulate"]),
         (
             {"head": {"momentum_dtype": "bfloat16", "weight_dtype": "bfloat16"}},
             [HALF_BATCH, "head.momentum_dtype: int8", "head.placement: host"],
