@@ -55,7 +55,7 @@ class HeadMemory(NamedTuple):
 
 
 def head_memory(load: HeadLoad) -> HeadMemory:
-    """Count all micro-batches and the update of one step.
+    """Count the micro-batches and the update of one step.
 
     The Triton kernels cannot be counted where Triton is absent: PyTorch's chunks need about as much.
 
@@ -66,10 +66,13 @@ def head_memory(load: HeadLoad) -> HeadMemory:
     sizes = {name: table.nbytes for name, table in head.row_state().items()}
     centers = sum(sizes.get(name, 0) for name in ("weight", "expectation"))
     label_G = torch.full((load.global_batch,), load.rows)  # most images have classes of other ranks
+    counted = load.optim.accumulate
+    if load.settings.sample_rate == 1:  # of a sample, each micro-batch adds the classes of its images
+        counted = min(counted, 2)
     with _OnMeta(), LiveBytes() as live:
         head.begin_step(0, lr=0.0)
         before = live.now
-        for number in range(load.optim.accumulate):
+        for number in range(counted):
             # Other classes in each micro-batch.
             label_G[:local] = (torch.arange(local) * (load.rows // local) + number) % load.rows
             _forward_backward(head, label_G)

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from facetrain.head.partial_fc import PartialFC
 from facetrain.head.settings import HeadSettings
 from facetrain.optim.settings import OptimSettings
 from facetrain.plan.head_memory import HeadLoad, head_memory
@@ -21,6 +22,8 @@ SETTINGS = [
     ({"momentum_dtype": "int8"}, {}, None),
     ({"sample_rate": 0.2}, {"accumulate": 2}, None),
     ({}, {"accumulate": 2}, None),
+    ({}, {"accumulate": 5}, None),
+    ({"momentum_dtype": "int8"}, {"accumulate": 5}, torch.bfloat16),
 ]
 
 
@@ -112,3 +115,12 @@ def test_the_gradient_of_several_micro_batches_takes_the_memory_of_their_union()
     few, many = (head_memory(load_of({"sample_rate": 0.2}, {"accumulate": count})) for count in (2, 8))
     # Each micro-batch adds the classes of its images.
     assert many.peak < 1.15 * few.peak and 1.2 * few.update < many.update < 1.5 * few.update
+
+
+def test_micro_batches_with_all_classes_are_counted_up_to_the_second(monkeypatch):
+    counted, loss_of = [], PartialFC.loss_of_gathered
+    monkeypatch.setattr(
+        PartialFC, "loss_of_gathered", lambda *args, **options: counted.append(1) or loss_of(*args, **options)
+    )
+    head_memory(load_of({}, {"accumulate": 9}))
+    assert len(counted) == 2
