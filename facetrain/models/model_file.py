@@ -83,6 +83,12 @@ def training_data(*descriptions: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(path for path in paths if isinstance(path, str)))
 
 
+def public_description(description: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an exported file has of a description: nothing that names folders of the user's machine."""
+    private = CONFIG_KEY, SOURCES_KEY, TRAINED_ON_KEY
+    return {name: value for name, value in description.items() if name not in private}
+
+
 def newest_model_file(folder: Path) -> Path | None:
     """Return the model file in a folder; None if there is none, or if its run has newer weights in a checkpoint.
 

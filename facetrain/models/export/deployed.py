@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from facetrain.models.embedding_model import EmbeddingModel
 from facetrain.models.export.formats import ExportOptions
-from facetrain.models.model_file import CONFIG_KEY, SOURCES_KEY, TRAINED_ON_KEY
+from facetrain.models.model_file import public_description
 from facetrain.models.preprocessing import PREPROCESSING_KEY, RAW_PIXELS
 
 
@@ -35,15 +35,11 @@ class Deployed(nn.Module):
 
 
 def file_metadata(model: EmbeddingModel, options: ExportOptions) -> dict[str, str]:
-    """Return the metadata of an exported file: JSON by key, as docs/models.md describes it.
-
-    They have no config of the run and no paths of data and averaged models, which name folders of the user's machine.
-    """
+    """Return the metadata of an exported file: JSON by key, as docs/models.md describes it."""
     given = RAW_PIXELS | {"layout": "NHWC"} if options.from_pixels else model.preprocessing
     layout = {
         "input": f"{'uint8' if options.from_pixels else 'float32'} {given['layout']}",
         "unit": options.unit,
     }
-    metadata = model.metadata | {PREPROCESSING_KEY: given | layout}
-    private = CONFIG_KEY, SOURCES_KEY, TRAINED_ON_KEY
-    return {name: json.dumps(value) for name, value in metadata.items() if name not in private}
+    metadata = public_description(model.metadata) | {PREPROCESSING_KEY: given | layout}
+    return {name: json.dumps(value) for name, value in metadata.items()}
