@@ -14,6 +14,7 @@ from facetrain.config.schema import NAME_PATTERN
 from facetrain.errors import ConfigError
 from facetrain.files import error_reason
 from facetrain.strict_yaml import dump_yaml
+from facetrain.text import printable
 
 DEFAULTS: dict[str, Any] = {
     "margin_list": (1.0, 0.5, 0.0),
@@ -121,7 +122,9 @@ def convert(path: Path) -> str:
     # At the end: these need no action, and they would hide the others.
     left_out = sorted(_NOT_NEEDED & values.keys())
     tail = [f"# Left out, because facetrain needs no key for it: {', '.join(left_out)}"] if left_out else []
-    return "\n".join([*head, *notes, dump_yaml(described).rstrip("\n"), *tail, ""])
+    # A line break in a text of the file would end the comment, and begin a key.
+    comments = [printable(line) for line in (*head, *notes)]
+    return "\n".join([*comments, dump_yaml(described).rstrip("\n"), *tail, ""])
 
 
 def _is_of_2021(settings: Collection[str]) -> bool:

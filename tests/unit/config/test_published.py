@@ -346,3 +346,8 @@ def test_a_converted_config_has_no_more_than_its_file_names(tmp_path, line):
     (tmp_path / "c.py").write_text(PEER + line)
     with pytest.raises(ConfigError, match=r"c\.py, line"):
         convert(tmp_path / "c.py")
+
+
+def test_a_line_break_in_a_text_does_not_end_the_comment_that_shows_it(tmp_path):
+    lines = 'config.using_wandb = True\nconfig.wandb_project = "a\\nextends: other.yaml #"\n'
+    assert converted(tmp_path, PEER + lines) == converted(tmp_path, f"{PEER}config.using_wandb = True\n")
