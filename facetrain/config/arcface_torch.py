@@ -99,14 +99,14 @@ def convert(path: Path) -> str:
     of_2021 = _is_of_2021(assigned.keys() | functions.keys())
     if of_2021 and described["head"]["margin"]["type"] == "arcface":
         described["head"]["margin"]["gradient"] = "exact"
-    build_config(described, str(path))  # check the result
+    built = build_config(described, str(path))  # check the result
     notes = [note for file in files for note in file.notes]
     notes += [_note_on_function(name, numbers) for name, numbers in functions.items()]
     notes += _notes_on_values(values, assigned)
     if has_older_loss:
         notes.append(f"# margin_list: that of base.py is left out, because {path.name} has loss")
     if of_2021:
-        share = float(values["lr"]) * int(values["batch_size"]) / 512
+        share = built.optim.lr * (built.train.batch_size or DEFAULTS["batch_size"]) / 512
         notes.append(
             "# lr: the code of 2021 multiplied it by the images of a step / 512: set optim.lr to "
             f"{share:g} times the number of GPUs"

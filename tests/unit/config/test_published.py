@@ -9,7 +9,7 @@ from facetrain.backbone.registry import BACKBONES
 from facetrain.config.arcface_torch import convert
 from facetrain.config.loading import load_config
 from facetrain.errors import ConfigError
-from facetrain.run.parts.step_schedule import schedule_steps
+from facetrain.run.parts.step_schedule import global_batch_size, schedule_steps
 from tests.support.command import ROOT
 
 PUBLISHED = (
@@ -175,6 +175,13 @@ def test_the_loss_of_2021_is_converted_to_its_margin(tmp_path, loss, margin):
     )
     assert (with_steps.head.margin.gradient == "exact") == (loss == "arcface")
     assert "set optim.lr to 0.4 times the number of GPUs" in (tmp_path / "wf42m.yaml").read_text()
+
+
+@pytest.mark.parametrize("batch_size", ["'128.0'", None])
+def test_the_rate_of_2021_is_that_of_the_batch_size_of_the_converted_config(tmp_path, batch_size):
+    lines = f"config.loss = 'arcface'\nconfig.decay_epoch = [8, 12]\nconfig.batch_size = {batch_size}\n"
+    assert global_batch_size(converted(tmp_path, WITHOUT_MARGIN + lines), 1) == 128
+    assert "set optim.lr to 0.1 times the number of GPUs" in (tmp_path / "wf42m.yaml").read_text()
 
 
 @pytest.mark.parametrize(
