@@ -208,13 +208,17 @@ def _margin(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run(values: dict[str, Any], path: Path) -> dict[str, str]:
-    """Return name and folder of the run: that of arcface_torch is the folder `output` itself."""
+    """Return name and folder of the run: that of arcface_torch is the folder `output` itself.
+
+    Without a usable name there, it has that of the file, with "-" for what no name of a run may have.
+    """
+    of_file = re.sub("[^A-Za-z0-9._-]+", "-", path.stem).lstrip("._-") or "run"
     if not values.get("output"):
-        return {"name": path.stem}
+        return {"name": of_file}
     output = Path(str(values["output"]))
     if re.fullmatch(NAME_PATTERN, output.name):
         return {"name": output.name, "dir": str(output.parent)}
-    return {"name": path.stem, "dir": str(output)}
+    return {"name": of_file, "dir": str(output)}
 
 
 def _milestones(values: dict[str, Any]) -> list[float]:

@@ -358,3 +358,13 @@ def test_a_converted_config_has_no_more_than_its_file_names(tmp_path, line):
 def test_a_line_break_in_a_text_does_not_end_the_comment_that_shows_it(tmp_path):
     lines = 'config.using_wandb = True\nconfig.wandb_project = "a\\nextends: other.yaml #"\n'
     assert converted(tmp_path, PEER + lines) == converted(tmp_path, f"{PEER}config.using_wandb = True\n")
+
+
+@pytest.mark.parametrize(
+    ("stem", "name"),
+    [("my config", "my-config"), ("_r50 (2)", "r50-2-"), ("配置", "run"), ("r50.v2", "r50.v2")],
+)
+def test_a_run_without_output_is_named_after_the_file_as_far_as_names_can_be(tmp_path, stem, name):
+    (tmp_path / f"{stem}.py").write_text(PEER)
+    (tmp_path / "c.yaml").write_text(convert(tmp_path / f"{stem}.py"))
+    assert load_config(tmp_path / "c.yaml").run.name == name
