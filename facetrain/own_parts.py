@@ -45,6 +45,11 @@ def allow_all() -> None:
     _allows_all = True
 
 
+def allow_option(is_needed: bool) -> str:
+    """Return the option of a command that runs parts, with a space before it; empty for one that runs none."""
+    return " --allow-code" if is_needed else ""
+
+
 def require_allowed(place: str, named_by: str) -> None:
     """Check that a place may run.
 

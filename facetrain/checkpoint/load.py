@@ -22,6 +22,7 @@ from facetrain.checkpoint.manifest import MANIFEST, FileEntry, Manifest, is_regu
 from facetrain.checkpoint.run_id import check_identity
 from facetrain.errors import CheckpointError, DamagedCheckpointError, NoCheckpointError
 from facetrain.files import os_errors_as, sha256_of
+from facetrain.own_parts import allow_option
 from facetrain.remote.filesystem import side_by_side
 from facetrain.text import shell_path
 
@@ -100,6 +101,11 @@ class Checkpoint:
     def meta(self) -> dict[str, Any]:
         """JSON that the run stored beside the tensors."""
         return self.manifest.meta
+
+    @property
+    def names_code(self) -> bool:
+        """Whether the config of the run names code of one's own: the checkpoint has digests of its source files."""
+        return any(name.partition(" ")[0] == "code" for name in self.meta)
 
     def replicated(self, prefix: str = "") -> dict[str, Tensor]:
         """Return the replicated tensors whose names begin with a prefix, without the prefix in their names.
@@ -233,6 +239,7 @@ def _next_step_named(folder: Path) -> Iterator[None]:
         advice = "no other checkpoint of the run is sound: start a new run"
         if sound is not None:
             command = f"facetrain resume {shell_path(run_folder)} --checkpoint {sound.step}"
+            command += allow_option(sound.names_code)
             advice = (
                 f"the newest sound checkpoint is step {sound.step}: continue from it with `{command}`, or "
                 f"evaluate {sound.folder}"

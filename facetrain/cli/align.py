@@ -18,6 +18,7 @@ from facetrain.cli.outputs import (
     require_writable,
 )
 from facetrain.errors import UsageError
+from facetrain.own_parts import allow_option
 from facetrain.text import count_text, shell_path
 
 
@@ -53,6 +54,7 @@ def align(
     require_existing(old, new, images)
     from facetrain.cli.progress_bar import progress_bar
     from facetrain.embeddings.embedding_map import save_map
+    from facetrain.models.read_model import names_code
     from facetrain.verify.align_models import align_models
     from facetrain.verify.output.formatting import format_number
 
@@ -71,4 +73,7 @@ def align(
     for name, metrics in found.accuracy.items():
         values = (f"{metric} {format_number(metric, value)}" for metric, value in metrics.items())
         echo_line(f"  {name:12}  {'  '.join(values)}")
-    echo_line(f"next: facetrain search GALLERY PROBES --model NEW --map {shell_path(output)}")
+    echo_line(
+        f"next: facetrain search GALLERY PROBES --model {shell_path(new)} --map {shell_path(output)}"
+        f"{allow_option(names_code(new))}"
+    )

@@ -13,6 +13,7 @@ import typer
 from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import DataDir, Float32InferenceOptions, Json, local_file, local_set
 from facetrain.cli.outputs import echo_line, leave_to_first_rank, require_existing, require_writable
+from facetrain.own_parts import allow_option
 from facetrain.text import count_text, percent, shell_path
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ def calibrate(
 
 
 def _print(path: Path | None, model: Path, thresholds: Sequence[Threshold]) -> None:
+    from facetrain.models.read_model import names_code
     from facetrain.verify.metrics.roc import few_errors
     from facetrain.verify.output.formatting import format_few_subjects
 
@@ -115,4 +117,4 @@ def _print(path: Path | None, model: Path, thresholds: Sequence[Threshold]) -> N
         assert each.false_accepts is not None, "only a stored threshold may lack it"
         echo_line(f"{line}  {few_errors(each.false_accepts, 'false accept')}".rstrip())
     if path:
-        echo_line(f"next: facetrain compare {shell_path(path)} A.jpg B.jpg")
+        echo_line(f"next: facetrain compare {shell_path(path)} A.jpg B.jpg{allow_option(names_code(path))}")

@@ -16,6 +16,7 @@ from facetrain.cli.options import Set, download, local_file, local_set
 from facetrain.cli.outputs import echo_line, leave_to_first_rank, require_existing
 from facetrain.distributed.process_lifetime import has_peers
 from facetrain.errors import UsageError
+from facetrain.own_parts import allow_option
 from facetrain.text import shell_path
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ def finetune(
     from facetrain.finetune.page import write_page
     from facetrain.finetune.prepare import prepare
     from facetrain.finetune.workplace import Request
+    from facetrain.models.read_model import names_code
 
     request = Request(
         photos,
@@ -100,7 +102,9 @@ def finetune(
     echo_line(f"{prepared.place.page}: the choices, the faces and the results")
     kept = prepared.place.model
     exported = shell_path(kept.with_suffix(".onnx"))
-    echo_line(f"next: facetrain export {shell_path(kept)} --output {exported}")
+    echo_line(
+        f"next: facetrain export {shell_path(kept)} --output {exported}{allow_option(names_code(kept))}"
+    )
 
 
 @contextmanager

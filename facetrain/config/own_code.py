@@ -18,8 +18,8 @@ def own_places(config: Config) -> dict[str, str]:
 
 
 def allow_option(config: Config) -> str:
-    """Return the option that a command for a run needs, with a space before it; empty if its config names no code."""
-    return " --allow-code" if own_places(config) else ""
+    """Return the option of a command that continues a run, see `own_parts.allow_option`."""
+    return own_parts.allow_option(bool(own_places(config)))
 
 
 def allow_code_of(config: Config) -> None:

@@ -64,6 +64,18 @@ def read_model(path: Path, own_names: Set[str] = frozenset()) -> StoredModel:
     return StoredModel(merge_adapters(weights, origin), description | {STEP_KEY: checkpoint.step}, origin)
 
 
+def names_code(path: Path) -> bool:
+    """Return whether the network of an input of `open_model` is code of one's own (MODULE:NAME).
+
+    Raises:
+        ModelError, CheckpointError: as `read_model`.
+    """
+    if is_graph(path):
+        return False
+    backbone = read_model(path).description.get("backbone", {})
+    return own_parts.is_place(str(backbone.get("name")))
+
+
 def open_checkpoint(folder: Path) -> Checkpoint:
     """Open a checkpoint, or the newest checkpoint of a run.
 

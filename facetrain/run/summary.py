@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from facetrain import own_parts
 from facetrain.config.own_code import allow_option
 from facetrain.config.schema import Config
 from facetrain.errors import RunError
@@ -116,7 +117,7 @@ def _accuracy_line(name: str, metrics: Mapping[str, Metric]) -> str:
 
 def _next_commands(folder: Path, config: Config, more: str) -> list[str]:
     quoted, board = shell_path(folder), folder / "tensorboard"
-    allowed = allow_option(config)
+    allowed = own_parts.allow_option(own_parts.is_place(config.model.backbone))
     targets, eval_dir = config.eval.targets, config.eval_dir
     lines = ["next:"]
     if targets:
@@ -125,7 +126,7 @@ def _next_commands(folder: Path, config: Config, more: str) -> list[str]:
         data = "" if is_found else f" --data-dir {shell_path(eval_dir)}"
         lines.append(f"  facetrain eval {quoted} --target {shell_path(targets[0])}{data}{allowed}")
     lines += [
-        f"  facetrain resume {quoted} {more}{allowed}",
+        f"  facetrain resume {quoted} {more}{allow_option(config)}",
         f"  facetrain export {quoted} --output {shell_path(folder / 'model.onnx')}{allowed}",
     ]
     if board.is_dir():

@@ -10,10 +10,16 @@ from facetrain import own_parts
 from facetrain.data.synthetic.drawing import draw_jpeg
 from facetrain.errors import ConfigError
 from facetrain.models.model_file import describe_backbone, save_model
-from tests.support.command import refusal
+from tests.support.command import output_of, refusal
 from tests.support.models import write_model
 
 PLACE = "code_of_others:Net"
+NETWORK = """
+import torch
+
+def Net(embedding_size, image_size):
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * image_size**2, embedding_size))
+"""
 
 
 @pytest.fixture
@@ -86,3 +92,19 @@ def test_evaluate_runs_code_only_if_it_is_allowed(home, models):
 def test_a_benchmark_runs_the_code_that_its_command_line_names(home):
     error = refusal("bench", "train", "--set", f"model.backbone={PLACE}", "--nproc-per-node", 1)
     assert PLACE in str(error) and "code_of_others.py has no such function" in str(error), error
+
+
+@pytest.mark.slow
+def test_the_next_command_allows_the_code_of_its_model(home):
+    (home / "code_of_others.py").write_text(NETWORK)
+    weights = {"network.1.weight": torch.randn(16, 3 * 32 * 32), "network.1.bias": torch.zeros(16)}
+    description = describe_backbone(PLACE, embedding_size=16, image_size=32)
+    save_model(home / THEIRS, weights, description)
+
+    def next_command(*command):
+        return output_of(*command, "--allow-code", cwd=home).splitlines()[-1]
+
+    compare = next_command("calibrate", THEIRS, "--people", "photos", "--fmr", 0.1)
+    assert compare == f"next: facetrain compare {THEIRS} A.jpg B.jpg --allow-code"
+    search = next_command("align", THEIRS, OURS, "photos", "--output", "map.npz")
+    assert search == f"next: facetrain search GALLERY PROBES --model {OURS} --map map.npz"

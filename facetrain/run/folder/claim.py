@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from facetrain.checkpoint.commit import CHECKPOINTS, complete_steps
+from facetrain.checkpoint.commit import CHECKPOINTS, complete_steps, step_folder
+from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.run_id import RUN_ID_FILE
 from facetrain.config.loading import CONFIG_FILE
-from facetrain.errors import RunError, UsageError
+from facetrain.errors import CheckpointError, RunError, UsageError
 from facetrain.files import creation_fault, os_errors_as
 from facetrain.models.model_file import MODEL_FILE
+from facetrain.own_parts import allow_option
 from facetrain.run.folder.earlier import RENAME_CHECK
 from facetrain.run.folder.environment import launchers_in
 from facetrain.run.folder.lease import Lease
@@ -121,10 +123,13 @@ def has_checkpoints(folder: Path) -> bool:
 
 def existing_run(folder: Path) -> ExistingRunError:
     """Return the error for a new run in a folder that has checkpoints."""
-    steps = complete_steps(folder / CHECKPOINTS)
+    step, names_code = complete_steps(folder / CHECKPOINTS)[-1], False
+    with suppress(CheckpointError):
+        names_code = Checkpoint(step_folder(folder / CHECKPOINTS, step)).names_code
+    command = f"facetrain resume {shell_path(folder)}{allow_option(names_code)}"
     return ExistingRunError(
-        f"{folder}: already holds a run, at step {steps[-1]}; continue it with `facetrain resume {shell_path(folder)}`"
-        ", or start another run with --set run.name=NAME or --run-dir FOLDER"
+        f"{folder}: already holds a run, at step {step}; continue it with `{command}`, or start another run with --set "
+        "run.name=NAME or --run-dir FOLDER"
     )
 
 

@@ -143,3 +143,14 @@ def test_a_sound_checkpoint_of_another_run_is_not_advised(tmp_path):
     flip_a_bit(tmp_path / "checkpoints" / "step_00000003" / "replicated.safetensors")
     with pytest.raises(CheckpointError, match="the newest sound checkpoint is step 1: "):
         Checkpoint.open(tmp_path).replicated("backbone.")
+
+
+@pytest.mark.parametrize("code", [{}, {"code model.backbone": "9f86"}, {"code": {"model.backbone": "9f86"}}])
+def test_the_advised_command_allows_the_code_of_the_run(tmp_path, code):
+    writer = CheckpointWriter(tmp_path / "checkpoints", asynchronous=False)
+    for step in (1, 2):
+        writer.save(snapshot(step, meta=code))
+    command = f"`facetrain resume {tmp_path} --checkpoint 1{' --allow-code' * bool(code)}`"
+    flip_a_bit(tmp_path / "checkpoints" / "step_00000002" / "replicated.safetensors")
+    with pytest.raises(CheckpointError, match=command):
+        Checkpoint.open(tmp_path).replicated("backbone.")

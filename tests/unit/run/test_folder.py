@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.errors import RunError, UsageError
 from facetrain.run.folder import claim, environment
 from facetrain.run.folder.claim import FolderClaim, require_replaceable
 from facetrain.run.folder.lease import Lease
 from facetrain.run.folder.run_state import FAILED, FINISHED, RUNNING, RunState
+from tests.support.snapshots import snapshot
 
 
 def claimed(default, launcher):
@@ -134,6 +136,13 @@ def test_the_second_run_of_a_script_under_torchrun_is_another_run(tmp_path, monk
     assert claimed(default, "agent") == tmp_path / "name-2"
     with pytest.raises(UsageError, match="already holds a run"):
         FolderClaim(["agent"], Lease()).named(default)
+
+
+@pytest.mark.parametrize(("meta", "option"), [({}, ""), ({"code head.margin.type": "9f86"}, " --allow-code")])
+def test_the_command_that_continues_a_run_allows_its_code(tmp_path, meta, option):
+    CheckpointWriter(tmp_path / "checkpoints", asynchronous=False).save(snapshot(2, meta=meta))
+    with pytest.raises(UsageError, match=f"`facetrain resume {tmp_path}{option}`"):
+        FolderClaim(["agent"], Lease()).named(tmp_path)
 
 
 def test_a_job_that_has_restarted_does_not_take_over_the_run_of_another_job(tmp_path, monkeypatch):

@@ -95,6 +95,13 @@ def test_the_next_commands_find_the_sets_and_allow_the_code_of_the_run(tmp_path,
     assert re.search(f"\n  facetrain export {folder} --output .*{allow}$", text)
 
 
+def test_only_a_resume_needs_the_code_of_a_margin(tmp_path):
+    head = {"margin": {"type": "mine:margin"}}
+    config = build_config({"data": {"train": "x"}, "head": head, "eval": {"targets": ["lfw"]}}, "test")
+    commands = summarize(tmp_path, config, Ending("MORE")).split("next:\n")[1].splitlines()
+    assert [line.split()[1] for line in commands if "--allow-code" in line] == ["resume"], commands
+
+
 @pytest.mark.parametrize(
     ("early_stop", "step", "max_steps", "keys"),
     [
