@@ -84,8 +84,11 @@ def build_on_meta(name: str, **options: Any) -> Backbone:
     """Build a backbone without memory for its weights, for their names and shapes; see `build_backbone`.
 
     Raises:
-        ModelError: as `build_backbone`.
+        ModelError, ConfigError: as `build_backbone`.
     """
+    if is_place(name):  # its code may read values, such as those of torch.linspace: with memory for a moment
+        with torch.random.fork_rng([]):
+            return build_backbone(name, **options).to("meta")
     with torch.device("meta"), _WithoutInitialization():
         return build_backbone(name, **options)
 

@@ -138,6 +138,28 @@ def test_names_and_shapes_of_a_network_are_known_without_memory():
         }
 
 
+class WithDropPath(nn.Module):
+    """Network whose code reads values of tensors when it is built, as that of many transformers."""
+
+    def __init__(self, embedding_size, image_size):
+        super().__init__()
+        self.rates = [rate.item() for rate in torch.linspace(0, 0.1, 4)]
+        self.fc = nn.Linear(image_size, embedding_size)
+
+
+def test_a_network_of_ones_own_without_memory_has_read_the_values_that_its_code_needs():
+    place, options = f"{__name__}:WithDropPath", {"embedding_size": 8, "image_size": 16}
+    allow([place])
+    before = torch.get_rng_state()
+    net = build_on_meta(place, **options)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert {key: tensor.is_meta for key, tensor in net.state_dict().items()} == {
+        "network.fc.weight": True,
+        "network.fc.bias": True,
+    }
+    assert net.network.rates == build_backbone(place, **options).network.rates
+
+
 @pytest.mark.slow
 def test_a_network_without_memory_is_built_without_the_compiler_which_takes_a_second_to_import():
     program = "import sys\nfrom facetrain.backbone.registry import BACKBONES\n"
