@@ -48,7 +48,7 @@ def find_config(path: Path) -> Path:
         ConfigError: no preset has the name, but several begin with it, or some have similar names.
     """
     name = path.stem
-    if path.exists() or path.suffix not in _SUFFIXES or path.parent not in _FOLDERS_IN_NAMES:
+    if path.is_file() or path.suffix not in _SUFFIXES or path.parent not in _FOLDERS_IN_NAMES:
         return path
     known = {preset.name: preset.path for preset in presets()}
     if name in known:

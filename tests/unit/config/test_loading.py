@@ -223,9 +223,10 @@ def test_yaml_that_the_library_fails_on_is_refused(text):
         parse_yaml(text)
 
 
-def test_a_preset_is_found_by_name_and_a_file_of_that_name_wins(tmp_path, monkeypatch):
-    assert load_config(Path("ms1mv3_r50")).run.name == "ms1mv3_r50"
+def test_a_preset_is_found_by_name_and_a_file_of_that_name_wins_but_no_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    Path("quickstart").mkdir()  # as in `runs/` after a run of this preset
+    assert load_config(Path("quickstart")).run.name == "quickstart"
     write(tmp_path, "data: {train: x}\nrun: {name: mine}", "ms1mv3_r50")
     assert load_config(Path("ms1mv3_r50")).run.name == "mine"
 
