@@ -157,7 +157,10 @@ def _as_overrides(values: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(
         as_override(f"{key}.{name}" if name else key, each)
         for key, value in _plain(values).items()
-        for name, each in (value.items() if isinstance(value, dict) and value else [("", value)])
+        # A dotted key keeps its mapping, whose keys may have dots, too: the prefixes in `model.lr_factors`.
+        for name, each in (
+            value.items() if isinstance(value, dict) and value and "." not in key else [("", value)]
+        )
     )
 
 

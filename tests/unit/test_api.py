@@ -11,7 +11,9 @@ import pytest
 import torch
 
 import facetrain
+from facetrain.api.runs import _as_overrides
 from facetrain.backbone.zoo import build_backbone
+from facetrain.config.loading import values_of_overrides
 from facetrain.data.formats.bin import write_bin
 from facetrain.embeddings.embed_images import embed_input
 from facetrain.embeddings.inference import Inference
@@ -205,6 +207,13 @@ def test_a_value_that_no_config_can_hold_is_refused_with_its_key(value, reason):
     for config, overrides in ("quickstart", {"optim": {"lr": value}}), ({"optim": {"lr": value}}, {}):
         with pytest.raises(facetrain.errors.UsageError, match=rf"^optim\.lr{reason}"):
             facetrain.train(config, **overrides)
+
+
+@pytest.mark.parametrize("dotted", [False, True])
+def test_the_keys_of_a_mapping_in_a_config_may_have_dots(dotted):
+    factors = {"stem.conv": 0.1, "layers.0": 0.2}
+    overrides = {"model.lr_factors": factors} if dotted else {"model": {"lr_factors": factors}}
+    assert values_of_overrides(_as_overrides(overrides)) == {"model": {"lr_factors": factors}}
 
 
 def test_numbers_that_are_not_finite_are_for_configs_alone():
