@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -11,9 +12,11 @@ from pathlib import Path
 import torch
 
 from facetrain.config.schema import Config
-from facetrain.errors import ConfigError
+from facetrain.errors import ConfigError, FacetrainError
+from facetrain.files import error_reason
 from facetrain.head.settings import HeadSettings
 from facetrain.models.embedding_model import open_model
+from facetrain.own_parts import line_of
 from facetrain.plan.backbone_memory import EmbeddingMemory, backbone_memory, embedding_memory, forward_bytes
 from facetrain.plan.head_memory import HeadLoad, HeadMemory, head_memory
 from facetrain.remote.download import local_path
@@ -71,7 +74,7 @@ def forecast(config: Config, num_classes: int, gpus: int, *, batch: int | None =
         batch: images per GPU and micro-batch in all stages; the config's if None.
 
     Raises:
-        ConfigError: the global batch cannot be divided among the GPUs.
+        ConfigError: the global batch cannot be divided among the GPUs, or a part of one's own fails without values.
         ModelError, CheckpointError, DataError: the teacher, or its cache, cannot be read.
     """
     heads = tuple(staged.head for _, staged in stage_configs(config))
@@ -79,8 +82,29 @@ def forecast(config: Config, num_classes: int, gpus: int, *, batch: int | None =
         _of_stage(staged, num_classes, gpus, batch or local_batch_size(staged, gpus), heads)
         for _, staged in stage_configs(config)
     )
-    # Where verification needs most, all stages need the same: the one with the largest step describes the run.
-    return max(forecasts, key=lambda each: (each.total, each.batch))
+    with _own_code_explained():
+        # Where verification needs most, all stages need the same: the one with the largest step describes the run.
+        return max(forecasts, key=lambda each: (each.total, each.batch))
+
+
+@contextmanager
+def _own_code_explained() -> Iterator[None]:
+    """Refuse code of one's own that fails on tensors without values: with real ones, it may be right.
+
+    Raises:
+        ConfigError: it fails in the block.
+    """
+    try:
+        yield
+    except FacetrainError:
+        raise
+    except Exception as error:
+        if not (line := line_of(error)):
+            raise
+        raise ConfigError(
+            f"{line}: fails on tensors without values, on which the memory is counted ({type(error).__name__}: "
+            f"{error_reason(error)}); measure it by `facetrain plan` without --memory, and give --batch a number"
+        ) from error
 
 
 def largest_batch(config: Config, num_classes: int, gpus: int, memory: int) -> int:
