@@ -6,6 +6,7 @@ A subclass of PyYAML's SafeLoader.
 from __future__ import annotations
 
 import re
+from datetime import date
 from typing import Any
 
 import yaml
@@ -132,3 +133,8 @@ def parse_yaml(text: str) -> Any:
     except (yaml.YAMLError, ValueError, AttributeError, KeyError, TypeError, OverflowError) as error:
         # For example a date with a 13th month, or `!!bool x`: the resolver recognizes it, and the constructor fails.
         raise ValueError(f"contains a value that is not valid YAML ({error})") from error
+
+
+def lacks_quotes(value: Any) -> bool:
+    """Return whether YAML may have made a value of a text without quotes: a number, a date, or true of `on`."""
+    return isinstance(value, int | float | date)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterator, Sequence
+from datetime import date
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -12,6 +13,7 @@ from pydantic.fields import FieldInfo
 
 from facetrain.config.schema import Config
 from facetrain.settings import alternatives
+from facetrain.strict_yaml import lacks_quotes
 from facetrain.text import printable
 
 _MAX_VALUE = 60
@@ -71,12 +73,10 @@ def _explain_fault(fault: Any, values: Any) -> str:
     if fault["type"] == "value_error":  # a rule of the settings, whose message is complete
         message = str(fault["ctx"]["error"])
         return f"{key}: {message}" if key else message
-    given = json.dumps(fault["input"], default=str, ensure_ascii=False)
+    value = fault["input"]
+    given = str(value) if isinstance(value, date) else json.dumps(value, default=str, ensure_ascii=False)
     expected = fault["msg"].replace("a valid tuple", "a list, such as [a, b]")
-    # YAML reads off, no, on and yes as false and true.
-    advice = (
-        "; put the text in quotes" if fault["type"] == "string_type" and given in ("true", "false") else ""
-    )
+    advice = "; put the text in quotes" if fault["type"] == "string_type" and lacks_quotes(value) else ""
     return f"{key}: {expected}, not {given[:_MAX_VALUE]}{'…' * (len(given) > _MAX_VALUE)}{advice}"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import date
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,7 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from facetrain.errors import DataError
 from facetrain.files import error_reason, read_regular_text
-from facetrain.strict_yaml import parse_yaml
+from facetrain.strict_yaml import lacks_quotes, parse_yaml
 from facetrain.text import printable
 
 _Model = TypeVar("_Model")
@@ -35,8 +34,8 @@ def read_yaml(path: Path, model: type[_Model] | Any) -> _Model:
         # What misses a key is the whole section, and says nothing about the key.
         is_missing = fault["type"] == "missing"
         found = "missing" if is_missing else f"{fault['input']!r:.60}: {fault['msg']}"
-        is_value = fault["type"] == "string_type" and isinstance(fault["input"], int | float | date)
-        advice = "; put the text in quotes" if is_value else ""
+        is_text = fault["type"] == "string_type" and lacks_quotes(fault["input"])
+        advice = "; put the text in quotes" if is_text else ""
         raise DataError(printable(f"{path}: {key} is {found}{advice}")) from None
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: {error_reason(error)}") from error

@@ -136,6 +136,8 @@ def test_an_invalid_file_gives_one_line_that_names_the_place(tmp_path, text, mes
         ),
         ("optim: {lr: on}", ["optim.lr", "true is a truth value"]),
         ("run: {name: off}", ["run.name", "a valid string, not false; put the text in quotes"]),
+        ("run: {name: 2024-12-01}", ["run.name", "string, not 2024-12-01; put the text in quotes"]),
+        ("run: {name: 12}", ["run.name", "string, not 12; put the text in quotes"]),
         ("eval: {targets: lfw}", ['eval.targets: Input should be a list, such as [a, b], not "lfw"']),
         ("data: {train: x, augment: {blur: yes}}", ["data.augment.blur", "true is a truth value"]),
         ("data: {train: x, workers: off}", ["data.workers", "false is a truth value"]),
