@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from facetrain.api.dataset import Dataset, PathLike
-from facetrain.config.paths import eval_dir_of_run
+from facetrain.config.paths import eval_dir_of_run, given_eval_dir
 from facetrain.data.formats.image_folder import read_image_file
 from facetrain.data.formats.landmark_file import require_fractions
 from facetrain.distributed.devices import own_gpu, pick_device, require_device
@@ -360,7 +360,7 @@ def evaluate(
         ConfigError: a file names code, and `allow_code` is false.
         ModelError: the model cannot be opened, or an embedding is not finite.
         DataError: a set cannot be read.
-        UsageError: there is no such device, or a number is too small.
+        UsageError: there is no such device, a number is too small, or `data_dir` is an address.
     """
     require_device(device, given=f"device={device!r}", cpu_setting=_CPU)
     _require_at_least(1, batch_size=batch_size)
@@ -369,7 +369,7 @@ def evaluate(
     evaluation = evaluate_model(
         model._opened if isinstance(model, Model) else path,
         [os.fspath(one) for one in ([sets] if isinstance(sets, str | os.PathLike) else sets)],
-        Path(data_dir) if data_dir is not None else eval_dir_of_run(path),
+        eval_dir_of_run(path) if data_dir is None else given_eval_dir(os.fspath(data_dir)),
         gallery_model=None if gallery_model is None else local_path(gallery_model),
         options=EvaluationOptions(bootstrap=bootstrap, seed=seed, flip=flip),
         inference=Inference(model.device.type if isinstance(model, Model) else device, batch_size),

@@ -62,6 +62,12 @@ def local_set(text: str) -> str:
     return str(local_file(text)) if is_remote(text) else text
 
 
+def _sets_folder(text: str) -> Path:
+    from facetrain.config.paths import given_eval_dir
+
+    return given_eval_dir(text)
+
+
 def _check_device(name: str) -> str:
     if name not in ("auto", "cpu"):
         from facetrain.distributed.devices import require_device
@@ -118,8 +124,10 @@ Detector = Annotated[
 DataDir = Annotated[
     Path | None,
     typer.Option(
+        metavar="FOLDER",
+        parser=_sets_folder,
         help="Folder of the sets that are given by name. The default is that of the run (eval.dir), or the current "
-        "folder if MODEL is not a run."
+        "folder if MODEL is not a run.",
     ),
 ]
 _DEVICE_AND_BATCH = {

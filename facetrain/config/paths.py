@@ -11,8 +11,8 @@ from facetrain.config.changes import lookup
 from facetrain.config.loading import CONFIG_FILE, load_config, override_values, plain_config
 from facetrain.config.schema import Config
 from facetrain.data.settings import SET_SUFFIXES
-from facetrain.errors import FacetrainError
-from facetrain.remote.address import is_read_in_place, is_remote
+from facetrain.errors import FacetrainError, UsageError
+from facetrain.remote.address import is_read_in_place, is_remote, public
 from facetrain.remote.download import address_of, is_name, pinned
 
 _PATHS = (
@@ -33,6 +33,21 @@ def eval_dir_of_run(model: Path) -> Path:
     """Return the evaluation folder of a run, or the current folder if `model` is not a run folder."""
     config = model / CONFIG_FILE
     return load_config(config).local_eval_dir if config.is_file() else Path()
+
+
+def given_eval_dir(text: str) -> Path:
+    """Return the folder of the evaluation sets that a command or a script gives beside the sets themselves.
+
+    Raises:
+        UsageError: it is an address.
+    """
+    if is_remote(text):
+        folder = public(text).rstrip("/")
+        raise UsageError(
+            f"{folder}: names of sets belong to a folder of this machine; give the address of each set, such as "
+            f"{folder}/lfw.bin"
+        )
+    return Path(text)
 
 
 def with_absolute_paths(config: Config) -> Config:

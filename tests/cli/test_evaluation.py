@@ -236,6 +236,7 @@ def test_one_system_is_evaluated_at_a_time(model):
         (["--target", "pairs", "--against", "model.safetensors", "--bootstrap", 0], "remove --bootstrap 0"),
         (["--target", "pairs", "--against", "absent"], "absent: no such file"),
         (["--target", "pairs", "--gallery-model", "absent"], "absent: no such file"),
+        (["--target", "pairs", "--data-dir", "s3://b/x"], "of each set, such as s3://b/x/lfw.bin"),
         (["--target", "pairs", "--device", "tpu"], "unknown device; choose one of auto, cpu, cuda"),
         (["--target", "pairs", "--json", "absent/scores.json"], "there is no folder absent"),
         (["--target", "pairs", "--report", "pairs.bin"], "pairs.bin: the folder of the report cannot be"),

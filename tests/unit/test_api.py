@@ -300,11 +300,12 @@ def test_the_second_image_of_each_pair_is_embedded_by_the_gallery_model(model, t
         ({"bootstrap": 38}, "bootstrap 38: .* at least 39"),
         ({"seed": -1}, "seed -1: .* at least 0"),
         ({"device": "gpu"}, "unknown device; choose one of auto, cpu, cuda"),
+        ({"data_dir": "s3://b/x/"}, "^s3://b/x: .* such as s3://b/x/lfw.bin$"),
     ],
 )
 def test_unusable_options_are_errors_of_facetrain(folder, model, options, message):
     with pytest.raises(facetrain.errors.UsageError, match=message):
-        facetrain.evaluate(model, "val", folder, **options)
+        facetrain.evaluate(model, "val", **{"data_dir": folder} | options)
     if "batch_size" in options:
         with pytest.raises(facetrain.errors.UsageError, match=message):
             model.embed(folder / "images", **options)
