@@ -19,6 +19,7 @@ from facetrain.config.loading import (
     plain_config,
     values_of_overrides,
 )
+from facetrain.config.paths import with_absolute_paths
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.open_dataset import open_dataset
@@ -179,8 +180,17 @@ def _with_settings_of_ended_run(request: Request, facts: Facts, place: Workplace
     """Return the request with what the run was trained with, if it has ended, where the command sets nothing else."""
     if read_state(place.run).state != FINISHED:
         return request
-    _, config = _config_of(choose(facts, request.overrides), request, place)
-    changes = differences(plain_config(config), plain_config(load_config(place.run / CONFIG_FILE)))
+    ended = load_config(place.run / CONFIG_FILE)
+    then = Workplace(Path(ended.run.dir))  # the output may have been moved since
+    facts = replace(
+        facts,
+        model=str(then.first) if facts.model == str(place.first) else facts.model,
+        train=str(then.train),
+        held_out=str(then.pairs),
+        teacher_cache=str(then.embeddings),
+    )
+    _, config = _config_of(choose(facts, request.overrides), request, then)
+    changes = differences(plain_config(with_absolute_paths(config)), plain_config(ended))
     given = override_keys(request.overrides)
     kept = [as_override(change.key, change.now) for change in changes if not is_set(given, change.key)]
     return replace(request, overrides=(*kept, *request.overrides))

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from facetrain.config.loading import dump_config
+from facetrain.config.paths import with_absolute_paths, with_paths_of_sets
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.synthetic.drawing import draw_jpeg
 from facetrain.data.tools.landmark_table import LandmarkTable
@@ -74,18 +75,25 @@ def test_the_photos_are_embedded_on_the_device_that_the_user_gives(tmp_path, mon
     assert Inference("cpu") in embed.call_args.args
 
 
-def test_the_settings_of_an_ended_training_need_not_be_given_again(tmp_path):
-    request = request_in(tmp_path, overrides=("optim.lr=0.5", "train.batch_size=8", "model.lora={rank: 2}"))
+@pytest.mark.parametrize("moved_to", ["out", "moved/out"])
+def test_the_settings_of_an_ended_training_need_not_be_given_again(moved_to, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    request = request_in(Path(), overrides=("optim.lr=0.5", "train.batch_size=8", "model.lora={rank: 2}"))
     first = prepare(request, None, print, bar)
     first.place.run.mkdir()
-    (first.place.run / "config.yaml").write_text(dump_config(first.config))
-    again = replace(request, overrides=("seed=3",), resume=True)
-    record_end(first.place.run, STOPPED, "")
+    (first.place.run / "config.yaml").write_text(
+        dump_config(with_absolute_paths(with_paths_of_sets(first.config)))
+    )
+    Path("moved").mkdir()
+    place = Workplace(Path("out").rename(moved_to))
+    again = replace(request, output=place.folder, overrides=("seed=3",), resume=True)
+    record_end(place.run, STOPPED, "")
     assert prepare(again, None, print, bar).config.optim.lr == 1e-3
-    record_end(first.place.run, FINISHED, "")
+    given = prepare(replace(again, overrides=(*request.overrides, "seed=3")), None, print, bar)
+    record_end(place.run, FINISHED, "")
     prepared = prepare(again, None, print, bar)
-    assert prepared.config == first.config.model_copy(update={"seed": 3}) and "lr: 0.5" in prepared.text
-    assert [one.values for one in prepared.choices] == [one.values for one in first.choices]
+    assert prepared.config == given.config and "lr: 0.5" in prepared.text
+    assert [one.values for one in prepared.choices] == [one.values for one in given.choices]
 
 
 def split(request):
