@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from facetrain.config.schema import Config
-from facetrain.settings import alternatives
+from facetrain.settings import OwnPart, alternatives
 from facetrain.strict_yaml import lacks_quotes
 from facetrain.text import printable
 
@@ -27,16 +27,20 @@ def explain(error: ValidationError, values: dict[str, Any]) -> str:
     # A value that fits none of several allowed types has one fault for each type.
     faults = error.errors()
     as_text = {_name(fault["loc"], values) for fault in faults if fault["type"] == "value_error"}
-    told = (fault for fault in faults if not _is_told(fault, _name(fault["loc"], values), as_text))
+    told = (fault for fault in faults if not _is_told(fault, values, as_text))
     # A key may have line breaks.
     return "; ".join(dict.fromkeys(printable(_explain_fault(fault, values)) for fault in told))
 
 
-def _is_told(fault: Any, key: str, as_text: set[str]) -> bool:
-    """Return whether a fault only says that a text, in whose place keys are allowed, too, has none.
+def _is_told(fault: Any, values: Any, as_text: set[str]) -> bool:
+    """Return whether a fault only says that a text has no keys, or that keys are no text, where both are allowed.
 
     `as_text` are the keys whose value is wrong as a text, by a rule that has a better message.
     """
+    key = _name(fault["loc"], values)
+    if fault["type"] == "string_type" and isinstance(fault["input"], dict):
+        # The last part of the location is then one of several types, and the keys have a fault of their own.
+        return key == _name(fault["loc"][:-1], values)
     return fault["type"] == "model_type" and isinstance(fault["input"], str) and key in as_text
 
 
@@ -97,10 +101,10 @@ def _name(location: Sequence[Any], values: Any, *, is_missing: bool = False) -> 
 def _similar_key(unknown: str, parents: Sequence[str | int]) -> str:
     section: type[BaseModel] = Config
     for part in parents:
-        if isinstance(part, str):
-            if part not in fields_of(section):  # a type that pydantic has tried
-                return ""
-            section = section_of(fields_of(section)[part]) or section
+        if part == OwnPart.__name__:  # one of the types that pydantic has tried for a sink
+            section = OwnPart
+        elif part in (fields := fields_of(section)):
+            section = section_of(fields[part]) or section
     known = fields_of(section)
     # The same name in another section is more likely than a similar one in this.
     if same := list(_keys_named(unknown)):

@@ -158,7 +158,10 @@ def test_an_invalid_file_gives_one_line_that_names_the_place(tmp_path, text, mes
         ("optim: {epochs: 1}", ["optim.epochs is not a key; did you mean train.epochs?"]),
         ("data: {train: x, workers: [4]}", ["data.workers: ", "[4]"]),
         ("log: {sinks: [{type: 3}]}", ["log.sinks[0]", "3"]),
-        ("log: {sinks: [{type: 'a:b', foo: 1}]}", ["log.sinks[0].foo is not a key"]),
+        (
+            "log: {sinks: [{type: 'a:b', foo: 1}]}",
+            ["log.sinks[0].foo is not a key; the keys are type, options"],
+        ),
         ("train: {async: true}", ["train.async is not a key; did you mean checkpoint.async?"]),
         ("lr: 1", ["lr is not a key; did you mean optim.lr?"]),
         ('optim: {"a\\nb": 1}', ["optim.a\\nb is not a key"]),
@@ -194,6 +197,18 @@ def test_a_text_that_is_no_name_is_not_refused_for_having_no_keys_as_well():
     refused = str(caught.value)
     assert refused.count("log.sinks[0]") == 1 and "mlflow does not exist; use one of wandb" in refused
     assert "log.sinks[1]" not in refused and "log.sinks[2]" in refused
+
+
+def test_keys_that_are_wrong_are_not_refused_for_being_no_text_as_well():
+    for sink, fault in (
+        ({"type": "b:c", "option": {}}, "log.sinks[0].option is not a key; did you mean options?"),
+        ({}, "log.sinks[0].type is missing"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            build_config({"data": {"train": "x"}, "log": {"sinks": [sink]}}, "x")
+        assert str(caught.value) == f"x: {fault}"
+    with pytest.raises(ConfigError, match=r"run\.name: .*string, not \{"):
+        build_config({"data": {"train": "x"}, "run": {"name": {"a": 1}}}, "x")
 
 
 def test_the_sets_of_a_dataset_in_one_file_are_in_its_folder(tmp_path):
