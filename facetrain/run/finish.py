@@ -24,8 +24,8 @@ from facetrain.training.early_stop import EarlyStop
 from facetrain.training.profile import RECORDED_STEPS, WARM_UP_STEPS
 from facetrain.training.state import averaged_state
 
-_AFTER_TRAINING = ("checkpoint.mirror", "log.report", "train.device")
-"""Config keys that still count when a run is finished: of the uploads, of the page, and of the verdict of finetune."""
+_AFTER_TRAINING = ("run.name", "run.dir", "checkpoint.mirror", "log.report")
+"""Config keys that still count when a run is finished: of its folder, of the uploads and of the page."""
 
 
 def end_again(agreed: Agreed, world: World) -> int:
@@ -38,7 +38,8 @@ def end_again(agreed: Agreed, world: World) -> int:
         for line in plan.chosen:
             print(line, flush=True)
         for change in plan.changes:
-            if change.key not in _AFTER_TRAINING:
+            # A part has new paths if the folder of its command was moved; what a user sets for it is refused.
+            if change.key not in _AFTER_TRAINING and not plan.request.is_part:
                 print_lines(f"{change}: has no effect, because the run was already finished")
         limit = config.train.max_steps
         options = more_steps(agreed.schedule, checkpoint.step, early_stop, max_steps=limit) + allow_option(

@@ -22,6 +22,7 @@ from facetrain.run.folder.lease import Lease
 from facetrain.run.folder.lock import RunLock
 from facetrain.run.folder.run_state import Start, read_state, train_recorded
 from facetrain.run.request import TrainRequest
+from facetrain.run.train import train as train_request
 from tests.support.command import facetrain as facetrain_in_a_process
 from tests.support.command import refusal
 from tests.support.runs import checked, losses, metrics
@@ -86,6 +87,19 @@ def test_it_writes_nothing_to_a_run_that_is_finished_and_says_so(finished, capsy
     facetrain.resume(folder, seed=1)
     assert "seed: 2048 → 1: has no effect, because the run was already finished\n" in capsys.readouterr().out
     assert {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in folder.rglob("*")} == before
+
+
+def test_the_new_places_of_a_finished_run_and_of_a_part_of_a_command_are_no_settings_without_effect(
+    finished, tmp_path, capsys
+):
+    values, folder = finished
+    shutil.copytree(folder, tmp_path / "moved")
+    facetrain.train(values | {"run": {"name": "moved", "dir": str(tmp_path)}}, resume=True)
+    data = values["data"] | {"train": str(shutil.copytree(values["data"]["train"], tmp_path / "data"))}
+    part = {"run_dir": str(folder), "resume_existing": True, "is_part": True}
+    train_request(TrainRequest(config=values | {"data": data}, **part))
+    shown = capsys.readouterr().out
+    assert shown.count(": was already finished") == 2 and "has no effect" not in shown
 
 
 def test_without_it_a_folder_with_a_run_is_refused_or_gets_a_number(stopped, tmp_path, capsys):
