@@ -21,13 +21,18 @@ _OTHER_BASE = re.compile(r"[-+]?0[0-7_]+|.*:.*")
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that refuses aliases, which can expand to gigabytes, and keys that are duplicate or not text."""
+    """SafeLoader that refuses aliases, which can expand to gigabytes, tags, and keys that are duplicate or not text."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.peek_event()
         if self.check_event(yaml.events.AliasEvent):
-            mark = self.peek_event().start_mark
             raise yaml.MarkedYAMLError(
-                problem="aliases (*name) are not allowed; repeat the value", problem_mark=mark
+                problem="aliases (*name) are not allowed; repeat the value", problem_mark=event.start_mark
+            )
+        if event.tag is not None:
+            raise yaml.MarkedYAMLError(
+                problem="tags (!name) are not allowed; write the value alone, a text in quotes",
+                problem_mark=event.start_mark,
             )
         return super().compose_node(parent, index)
 
@@ -130,8 +135,8 @@ def parse_yaml(text: str) -> Any:
         raise ValueError(f"contains a character that YAML does not allow ({code})") from error
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
-    except (yaml.YAMLError, ValueError, AttributeError, KeyError, TypeError, OverflowError) as error:
-        # For example a date with a 13th month, or `!!bool x`: the resolver recognizes it, and the constructor fails.
+    except (yaml.YAMLError, ValueError, TypeError, OverflowError) as error:
+        # For example a date with a 13th month: the resolver recognizes it, and the constructor fails.
         raise ValueError(f"contains a value that is not valid YAML ({error})") from error
 
 

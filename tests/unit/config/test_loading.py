@@ -77,10 +77,8 @@ INVALID_TOGETHER = {
     ("text", "message"),
     [
         ("data: {train: x}\noptim: {lr: 1, lr: 2}", "line 2: duplicate key lr"),
-        (
-            "data: !!python/object/apply:os.system ['true']",
-            "line 1: could not determine a constructor for the tag",
-        ),
+        ("data: !!python/object/apply:os.system ['true']", "line 1: tags (!name) are not allowed"),
+        ("data: {train: x}\noptim: !!set {lr, wd}", "line 2: tags (!name) are not allowed"),
         ("a: &a [1]\nb: *a", "line 2: aliases (*name) are not allowed"),
         ("[1, 2]", "is a list, but a config has `key: value` lines"),
         ("# nothing", "is empty"),
@@ -227,6 +225,7 @@ def test_the_sets_of_a_dataset_in_one_file_are_in_its_folder(tmp_path):
         ("a: 1\nb: \"x\\0y\"", 2), ('a: "\\ud800"', 1), (f"seed: 0x{'f' * 4000}", 1),
         ("a: 1\nb: 020", 2), ("a: 1:30", 1),
         ("a: 1:30.5", 1), ("a: [1, 2\nb: 3", 2), ("a: 1\n---\nb: 2", 2), ("!!python/name:os.system ''", 1),
+        ("a: 1\nb: !!binary /w==", 2), ("a: !!str 1", 1), ("a: [! 1]", 1), ("!!omap []", 1),
     ],
 )  # fmt: skip
 def test_invalid_yaml_is_refused_with_the_line(text, line):
@@ -234,7 +233,7 @@ def test_invalid_yaml_is_refused_with_the_line(text, line):
         parse_yaml(text)
 
 
-@pytest.mark.parametrize("text", ["a: 2024-13-45", "a: \x00", "a: !!timestamp x", "a: !!bool x", "[" * 5000])
+@pytest.mark.parametrize("text", ["a: 2024-13-45", "a: \x00", "[" * 5000])
 def test_yaml_that_the_library_fails_on_is_refused(text):
     with pytest.raises(ValueError):
         parse_yaml(text)
