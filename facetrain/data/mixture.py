@@ -13,6 +13,7 @@ import numpy as np
 from facetrain.data.beside_dataset import TRAINING_SET
 from facetrain.data.dataset import DatasetView, FaceDataset
 from facetrain.data.formats.labels import MAX_LABEL
+from facetrain.data.formats.shard_names import split_of
 from facetrain.data.remote_dataset import with_addresses
 from facetrain.data.skipped_files import SkippedFile
 from facetrain.text import printable
@@ -138,9 +139,9 @@ class MixtureDataset(DatasetView):
 
     @cached_property
     def _short_names(self) -> list[str]:
-        """Last part of the path or address of each dataset."""
-        paths = map(os.path.abspath, self._folders)
-        return [os.path.basename(path.removesuffix(f"/{TRAINING_SET}")) for path in paths]
+        """Last part of the path or address of each dataset, with the part before if that is a split: casia_train."""
+        paths = (os.path.abspath(path).removesuffix(f"/{TRAINING_SET}") for path in self._folders)
+        return [_short_name(*os.path.split(path)) for path in paths]
 
     def _split(self, index: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield for each dataset which of B images are in it, bool (B,), and their indices there."""
@@ -156,6 +157,11 @@ class MixtureDataset(DatasetView):
     def _find(self, index: int) -> tuple[FaceDataset, int]:
         number = self._number_of(index)
         return self.datasets[number], int(index - self._ends[number] + self.counts[number])
+
+
+def _short_name(folder: str, name: str) -> str:
+    split = split_of(name)
+    return f"{os.path.basename(folder)}_{name}" if split and name.lower().startswith(split) else name
 
 
 def images_per_epoch(counts: Sequence[int], weights: Sequence[float]) -> np.ndarray:

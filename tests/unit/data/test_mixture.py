@@ -392,6 +392,16 @@ def test_an_identity_without_a_name_is_named_by_its_dataset_and_its_number_there
     assert list(open_dataset(tmp_path / "mix.yaml", min_images_per_identity=2).identity_names()) == ["five_4"]
 
 
+def test_a_dataset_that_is_named_by_its_split_is_told_from_others_by_the_folder_around_it(tmp_path):
+    for folder in ("casia/train", "glint/train", "ms1m-train"):
+        write_records(tmp_path / folder, [0])
+    (tmp_path / "mix.yaml").write_text(
+        "datasets: [{path: casia/train/train.rec}, {path: glint/train}, {path: ms1m-train}]"
+    )
+    names = open_dataset(tmp_path / "mix.yaml").identity_names()
+    assert list(names) == ["casia_train_0", "glint_train_0", "ms1m-train_0"]
+
+
 def test_folders_that_are_named_by_their_numbers_keep_these_names_in_a_subset(tmp_path):
     for name in ("0", "1", "2"):
         (tmp_path / "people" / name).mkdir(parents=True)
