@@ -139,8 +139,8 @@ def _model_before(checkpoint: Checkpoint, plan: RunPlan) -> dict[str, Any]:
     # By the images, not by their paths: of data that was moved, each calibration would warn that it is missing at the
     # old one.
     has_same_data = all(
-        plan.inputs[name] == checkpoint.meta.get(name)
-        for name in ("dataset", "records", "samples", "objects")
+        plan.inputs[name] == checkpoint.meta.get(name, plan.inputs[name])  # older ones have fewer digests
+        for name in ("dataset", "records", "samples", "object_versions")
     )
     found = checkpoint.meta.get("earlier" if has_same_data else "model")
     return found if isinstance(found, dict) else {}

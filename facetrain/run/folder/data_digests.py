@@ -34,7 +34,7 @@ _INPUTS = {
     "dataset": (_DATA_KEYS, "images, another order of them, or other heads"),
     "records": (_DATA_KEYS, "images: some have another size or place in their files"),
     "samples": (_DATA_KEYS, "images: some have other bytes"),
-    "objects": (_DATA_KEYS, "objects in the store"),
+    "object_versions": (_DATA_KEYS, "objects in the store"),
     "landmarks": (_DATA_KEYS, "landmarks beside the dataset"),
     "mixture": (_DATA_KEYS, "datasets, weights or lists in the mixture"),
     "set": (("eval.targets", "eval.dir"), "verification sets"),
@@ -51,10 +51,10 @@ changes it on purpose), and what differs, in words."""
 def digest_inputs(config: Config, source: FaceDataset, sets: Sequence[PairSet]) -> dict[str, Any]:
     """Return the digests of what a run reads, as a checkpoint stores them.
 
-    `dataset`, `records`, `samples`, `objects` (empty for data on a disk), `landmarks` (empty for a backbone that takes
-    none) and `teacher_cache` (empty without one) are texts. `mixture` has the path, the weight and the checksums of the
-    lists of each dataset of a mixture; it is empty for another dataset. `set NAME` is a text for each verification set,
-    and `code KEY` one for each part of the user's own.
+    `dataset`, `records`, `samples`, `object_versions` (empty for data on a disk), `landmarks` (empty for a backbone
+    that takes none) and `teacher_cache` (empty without one) are texts. `mixture` has the path, the weight and the
+    checksums of the lists of each dataset of a mixture; it is empty for another dataset. `set NAME` is a text for each
+    verification set, and `code KEY` one for each part of the user's own.
 
     Raises:
         DataError: the cache of the teacher cannot be read.
@@ -64,7 +64,8 @@ def digest_inputs(config: Config, source: FaceDataset, sets: Sequence[PairSet]) 
         "dataset": digest_labels(source),
         "records": digest_records(source),
         "samples": digest_samples(source),
-        "objects": digest_objects(source),
+        # Older checkpoints have "objects", for Google with the etags in place of the generations.
+        "object_versions": digest_objects(source),
         "landmarks": digest_landmarks(source) if takes_landmarks(config.model.backbone) else "",
         "mixture": source.entries if isinstance(source, MixtureDataset) else [],
         **{f"set {pairs.name}": digest_set(pairs) for pairs in sets},

@@ -177,6 +177,15 @@ def test_images_on_a_disk_count_also_in_a_mixture_with_a_dataset_in_a_store(monk
     assert digest_samples(mixture) != before
 
 
+def test_objects_are_compared_with_a_checkpoint_that_has_the_same_kind_of_versions(tmp_path, monkeypatch):
+    source = open_dataset(write_records(tmp_path / "data", [0, 1, 2]))
+    monkeypatch.setattr(data_digests, "object_versions", lambda part: [["gs://faces/train.rec", "1700", 3]])
+    now = digest_inputs(build_config({"data": {"train": "x"}}, "x"), source, [])
+    check(now, objects="of the etag")
+    with pytest.raises(ConfigError, match="other objects in the store"):
+        check(now, object_versions="of another generation")
+
+
 def test_the_images_of_a_mixture_on_a_disk_are_sampled_as_those_of_one_dataset():
     sizes = (1000, 3000)
     parts = [
