@@ -111,7 +111,9 @@ def evaluate(
             return "bf16" if inference.bf16 else float32_name(world.device)
 
         compared = (
-            None if other is None else (f"{other.description}, in {precision_of(other)}", embedder_of(other))
+            None
+            if other is None
+            else (f"{against}: {other.description}, in {precision_of(other)}", embedder_of(other))
         )
         with evaluation_mode(opened.network):  # an open model of the caller may be in training mode
             results = evaluate_sets(embedder_of(opened), None if gallery is None else embedder_of(gallery))

@@ -31,7 +31,7 @@ class ModelResults:
     step: int | None = None
     """Number of training steps of the weights, if the file of the model has it."""
     against: str = ""
-    """Description of the other model with its precision; empty without one."""
+    """Path of the other model, with its description and precision; or that of other scores; empty without one."""
     other_results: dict[str, Result] = field(default_factory=dict)
     """Results of the other model by set, for the figures."""
     differences: dict[str, dict[str, Difference]] = field(default_factory=dict)

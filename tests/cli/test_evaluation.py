@@ -69,7 +69,7 @@ def test_eval_runs_every_protocol_and_compares_two_models(model, tmp_path):
     )  # fmt: skip
     page = (tmp_path / "report" / "report.html").read_text()
     assert all(f"<h2>{name}</h2>" in page for name in ("pairs", "ijbc", "ijbc_1n", "tinyface"))
-    assert "part = left: 20 pairs" in shown and "against iresnet" in shown
+    assert "part = left: 20 pairs" in shown and f"against {other}: iresnet" in shown
     assert len([line for line in shown.splitlines() if "impostor pairs; there are" in line]) == shown.count(
         "; also left out: tar@"
     )

@@ -113,7 +113,12 @@ def _short_stem(name: str) -> str:
 
 
 def _short_names(model: str, other: str) -> tuple[str, str]:
-    """Return the ends of two paths, longer where one part is not enough to tell them apart."""
+    """Return the ends of two paths, longer where one part is not enough to tell them apart.
+
+    Of one model twice, with a gallery by another model once, the second is called the other model.
+    """
+    if model == other:
+        return Path(model).name, f"{Path(other).name} (other model)"
     first, second = Path(model).parts, Path(other).parts
     for length in range(1, max(len(first), len(second))):
         if first[-length:] != second[-length:]:

@@ -112,6 +112,21 @@ def test_unusual_names_are_shown_as_they_are_and_end_no_report(found, tmp_path):
         assert page.exists() and len(list(page.parent.glob("*_roc.png"))) == 1
 
 
+@pytest.mark.parametrize(
+    ("model", "other", "names"),
+    [
+        ("runs/new", "runs/old", ["new", "old"]),
+        ("new/model.onnx", "old/model.onnx", ["new/model.onnx", "old/model.onnx"]),
+        ("runs/old", "runs/old", ["old", "old (other model)"]),
+    ],
+)
+def test_the_two_models_of_a_comparison_have_different_names(found, tmp_path, model, other, names):
+    result = replace(found.results["lfw"], curves={}, histogram=None, discards=[])
+    compared = replace(found, results={"lfw": result}).compared_with(other, {"lfw": result})
+    page = write_report(tmp_path, compared, model=model, other=other).read_text()
+    assert re.findall("<th>([^<]*)", page[page.index("Compared with") :])[1:3] == names
+
+
 def test_axes_are_named_after_the_protocol(found):
     searched = replace(found.results["lfw"], protocol="identification")
     for result, xlabel, ylabel in (
