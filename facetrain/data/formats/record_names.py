@@ -25,6 +25,8 @@ from facetrain.files import error_reason, os_errors_as
 _BLOCK_BYTES = 1 << 14
 _MAX_LINE_BYTES = 1 << 16
 _PROBED_IMAGES = 2000
+_NUMBER = re.compile(r'("?)(?P<number>[0-9]{1,18})\1,')
+"""Number at the beginning of a line; some programs write quotes around each field."""
 
 
 class RecordNames:
@@ -45,7 +47,7 @@ class RecordNames:
         return RecordNames, (self._folder, self._last_key, self._last_identity)
 
     def image(self, key: int) -> str | None:
-        """Return the name of the image with a key; None without names.csv, or if the key has no line.
+        """Return the name of the image with a key; None without names.csv, and for a key that no image has.
 
         Raises:
             DataError: the table does not end with the last key, or the keys of the lines there do not count up.
@@ -81,9 +83,9 @@ class RecordNames:
         low, high, first = 0, -(-table.size // _BLOCK_BYTES), 1
         while high - low > 1:
             middle = (low + high) // 2
-            begin = re.match("([0-9]{1,18}),", "".join(_lines(table, middle)[:1]))
-            if begin and int(begin[1]) <= key:
-                low, first = middle, int(begin[1])
+            begin = _NUMBER.match("".join(_lines(table, middle)[:1]))
+            if begin and int(begin["number"]) <= key:
+                low, first = middle, int(begin["number"])
             else:
                 high = middle
         return first, list(_names(_lines(table, low) + _lines(table, low + 1)[:1], first, table.path))
@@ -98,8 +100,8 @@ def _open_table(path: Path, last: range) -> PositionalFile:
     table = PositionalFile(path)
     end = table.bytes_at(max(table.size - _MAX_LINE_BYTES, 0), _MAX_LINE_BYTES)
     line = end[end.rfind(b"\n", 0, -1) + 1 :].decode("utf-8", "replace")
-    number = re.match("([0-9]{1,18}),", line)
-    if not number or int(number[1]) not in last:
+    begin = _NUMBER.match(line)
+    if not begin or int(begin["number"]) not in last:
         raise _other_table(
             path, f"its last line is {line.rstrip()[:60]!r}, and that of {last[0]} is expected"
         )

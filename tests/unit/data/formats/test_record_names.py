@@ -1,3 +1,4 @@
+import csv
 import pickle
 import shutil
 from types import SimpleNamespace
@@ -167,10 +168,20 @@ def test_a_table_that_is_cut_or_too_long_is_refused(photos, tmp_path, name):
     assert names_of(tmp_path / "data") == names_of(photos)
 
 
-def test_a_name_is_found_in_any_order_without_the_whole_table(tmp_path, monkeypatch):
+def test_tables_with_quotes_around_each_field_are_read(photos, tmp_path):
+    pack(photos, tmp_path / "data")
+    for name in ("names.csv", "identities.csv"):
+        rows = list(csv.reader((tmp_path / "data" / name).read_text(encoding="utf-8").splitlines()))
+        with (tmp_path / "data" / name).open("w", encoding="utf-8") as file:
+            csv.writer(file, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows(rows)
+    assert names_of(tmp_path / "data") == names_of(photos)
+
+
+@pytest.mark.parametrize("quote", ["", '"'])
+def test_a_name_is_found_in_any_order_without_the_whole_table(tmp_path, monkeypatch, quote):
     count = 20_000
     expected = [f"{'n' * (key % 90)}/{key}.jpg" for key in range(1, count + 1)]
-    lines = [f"{key},{name}" for key, name in enumerate(expected, 1)]
+    lines = [f"{quote}{key}{quote},{quote}{name}{quote}" for key, name in enumerate(expected, 1)]
     table = tmp_path / "names.csv"
     table.write_text("\n".join(["key,name", *lines, ""]))
     arguments = tmp_path, count, range(1)
