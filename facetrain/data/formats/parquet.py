@@ -221,7 +221,7 @@ def _open(path: Path) -> Any:
     import pyarrow.parquet
 
     # pyarrow refuses a text of 100 MB in the footer, and the names of millions of people take more.
-    most = min(PositionalFile(path).size, _MOST_TEXT_BYTES)
+    most = min(max(PositionalFile(path).size, 1), _MOST_TEXT_BYTES)  # it refuses the limit 0
     # Given a path, pyarrow closes the file.
     source = open_stream(path) if isinstance(path, ObjectPath) else path
     # Checksums are verified where pages have them: those of facetrain have.

@@ -38,9 +38,12 @@ def test_parquet_without_the_columns_is_refused(tmp_path):
     pq.write_table(pa.table({"what": [1]}), tmp_path / "a.parquet")
     with pytest.raises(DataError, match="column.* what"):
         open_dataset(tmp_path)
-    (tmp_path / "a.parquet").write_bytes(b"PAR1 nonsense PAR1")
-    with pytest.raises(DataError, match=r"a\.parquet: .*damaged or incomplete: copy it again$"):
-        open_dataset(tmp_path)
+    for content, reason in ((b"PAR1 nonsense PAR1", ""), (b"", "size is 0 bytes")):
+        (tmp_path / "a.parquet").write_bytes(content)
+        with pytest.raises(
+            DataError, match=rf"a\.parquet: .*{reason}.*damaged or incomplete: copy it again$"
+        ):
+            open_dataset(tmp_path)
 
 
 @pytest.mark.parametrize("repeated", ["image", "label"])
