@@ -78,7 +78,9 @@ def build_own(part: Callable[..., Any], own: dict[str, Any], **options: Any) -> 
     except TypeError as error:
         if line_of(error):  # its own code has raised it
             raise
-        raise ConfigError(f"model.backbone: {name_of(part)}: {error}; see model.options") from error
+        gets = f"it also gets {', '.join(options)}: pass them to super().__init__"
+        advice = f"see model.options; {gets}" if is_backbone else "see model.options"
+        raise ConfigError(f"model.backbone: {name_of(part)}: {error}; {advice}") from error
     if not isinstance(network, nn.Module):
         raise ConfigError(f"model.backbone: {name_of(part)} builds {type(network).__name__}, no torch module")
     if isinstance(network, Backbone) and not is_backbone:

@@ -272,6 +272,19 @@ def test_a_callable_without_a_name_is_named_by_its_type(part, name):
         build_own(part, {"depth": 3}, embedding_size=8, image_size=16)
 
 
+class OnlySizes(Backbone):
+    """Subclass of Backbone that does not take all it gets."""
+
+    def __init__(self, embedding_size, image_size):
+        super().__init__(embedding_size=embedding_size, image_size=image_size)
+
+
+def test_a_subclass_of_backbone_that_takes_the_sizes_alone_is_told_what_it_gets():
+    options = {"embedding_size": 8, "image_size": 16, "dropout": 0.0, "checkpoint_activations": False}
+    with pytest.raises(ConfigError, match=rf"OnlySizes: .*'dropout'; .*{', '.join(options)}: pass them"):
+        build_own(OnlySizes, {}, **options)
+
+
 class Counting(nn.Linear):
     """Network with a state that is no tensor."""
 
