@@ -32,7 +32,7 @@ from facetrain.cli.outputs import (
 )
 from facetrain.data.skipped_files import SkippedFile, skipped_summary, skipped_table
 from facetrain.errors import UsageError
-from facetrain.text import count_text
+from facetrain.text import count_text, percent
 
 _TEACHER_SUFFIX, _SKIPPED_SUFFIX = ".safetensors", ".skipped.csv"
 
@@ -144,7 +144,8 @@ def compare(
         float | None,
         typer.Option(
             help="False match rate whose threshold decides, one that `facetrain calibrate` stored. The default is the "
-            "lowest with an FNMR below one half; a model without thresholds gives no decision."
+            "lowest with an FNMR below one half, or the highest if there is none; a model without thresholds gives no "
+            "decision."
         ),
     ] = None,
     min_quality: MinQuality = 0,
@@ -178,5 +179,10 @@ def compare(
             f": {verdict} at FMR {threshold.fmr:g} (threshold {threshold.cosine:.4f}, from {threshold.data})"
         )
     echo_line(line)
+    if threshold and threshold.rejects_most:
+        assert threshold.fnmr is not None, "it is at least one half"
+        echo_line(
+            f"warning: at this threshold {percent(threshold.fnmr)} of the pairs of one person count as different people"
+        )
     if not any(map(math.isnan, compared.quality)):
         echo_line(f"quality {compared.quality[0]:.4g} and {compared.quality[1]:.4g}")

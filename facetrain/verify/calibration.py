@@ -35,7 +35,7 @@ _DRAWN_FMR, _LEAST_DRAWN = 10, 20_000
 _MOST_DRAWN = 200_000
 """Most pairs that are counted in each draw: the error of a rate is about 1 % with so many."""
 _MOST_REJECTED = 0.5
-"""A threshold with a false non-match rate of at least this is used only if its false match rate is given."""
+"""A threshold with a false non-match rate of at least this is used by default only if there is no other."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,11 @@ class Threshold:
     flip: Literal[True] = True
     """It holds for sums of the embeddings of an image and of its mirror image, for programs that read the file: a plain
     embedding has a higher false non-match rate at the same cosine."""
+
+    @property
+    def rejects_most(self) -> bool:
+        """Whether it rejects at least half of the genuine pairs: two images of a person mostly count as two people."""
+        return self.fnmr is not None and self.fnmr >= _MOST_REJECTED
 
 
 def calibrate(
@@ -193,14 +198,14 @@ def stored_thresholds(metadata: Mapping[str, Any], origin: Path) -> list[Thresho
 def pick_threshold(thresholds: Sequence[Threshold], fmr: float | None, origin: Path) -> Threshold | None:
     """Return the stored threshold of a false match rate; None if there are no thresholds.
 
-    Without a rate, it is the lowest stored rate at which less than half of the genuine pairs are rejected: at lower
-    rates, two images of one person mostly count as two people. If there is no such rate, it is the highest one.
+    Without a rate, it is the lowest stored rate whose threshold does not reject most genuine pairs. If there is no such
+    rate, it is the highest one.
 
     Raises:
         UsageError: the model has no threshold for this rate; the message names the stored ones.
     """
     if fmr is None:
-        usable = [each for each in thresholds if each.fnmr is None or each.fnmr < _MOST_REJECTED]
+        usable = [each for each in thresholds if not each.rejects_most]
         # From the highest rate to the lowest: the last usable one is the strictest.
         return next(reversed(usable or thresholds[:1]), None)
     for threshold in thresholds:

@@ -15,6 +15,7 @@ from facetrain.data.formats.bin_tables import write_subjects
 from facetrain.embeddings.embedding_files import open_embeddings, save_embeddings
 from facetrain.errors import RunError, UsageError
 from facetrain.models.embedding_model import open_model
+from facetrain.text import percent
 from facetrain.verify import evaluate as evaluation
 from facetrain.verify.calibration import MAX_IMAGES
 from facetrain.verify.output import report
@@ -147,6 +148,9 @@ def test_calibrated_thresholds_decide_and_travel_with_the_model(model, tmp_path)
     assert found["threshold"]["fnmr"] >= 0.5 and default["fmr"] == 0.1
     shown = output_of("compare", model, one, other, "--fmr", 0.1)
     assert "at FMR 0.1 (threshold " in shown and ("same person" in shown or "different people" in shown)
+    rejected = percent(found["threshold"]["fnmr"])
+    assert f"warning: at this threshold {rejected} of" in output_of("compare", model, one, one, "--fmr", 0.01)
+    assert "warning" not in shown
     assert "stored are 0.1, 0.01" in str(refusal("compare", model, one, other, "--fmr", 0.001))
     output_of("export", model, "--opset", 17, "--output", tmp_path / "m.onnx")  # by the faster exporter
     metadata = onnxruntime.InferenceSession(str(tmp_path / "m.onnx")).get_modelmeta().custom_metadata_map
