@@ -29,11 +29,12 @@ def images_text(images: int, identities: int) -> str:
 def percent(rate: float) -> str:
     """Return a rate in percent: "98.27%".
 
-    Close to 0 and to 1, it has more digits: with 2 wrong decisions of 200,000, an accuracy must not read 100%.
+    Close to 0 and to 1, it has more digits: with 2 wrong decisions of 200,000, an accuracy must not read 100%. A zero
+    has no sign, as in all numbers that facetrain prints (the `z` of a format).
     """
     distance = round(min(abs(rate), abs(1 - rate)), _MOST_DECIMALS)
     digits = max(2, math.ceil(-math.log10(distance)) - 1) if 0 < distance < 1 else 2
-    return f"{rate:.{digits}%}"
+    return f"{rate:z.{digits}%}"
 
 
 def printable(text: str) -> str:

@@ -69,7 +69,7 @@ def align(
         f"{output}: map of {count_text(found.images, 'image')}; measured on "
         f"{count_text(found.people, 'person', 'people')} who were set aside:"
     )
-    echo_line(f"  mean cosine of mapped and new embedding of an image: {found.cosine:.4f}")
+    echo_line(f"  mean cosine of mapped and new embedding of an image: {found.cosine:z.4f}")
     for name, metrics in found.accuracy.items():
         values = (f"{metric} {format_number(metric, value)}" for metric, value in metrics.items())
         echo_line(f"  {name:12}  {'  '.join(values)}")

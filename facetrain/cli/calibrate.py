@@ -111,7 +111,9 @@ def _print(path: Path | None, model: Path, thresholds: Sequence[Threshold]) -> N
         echo_line(f"  {warning}")
     for each in thresholds:
         low, high = each.fmr_interval
-        line = f"  FMR {each.fmr:g}  cosine >= {each.cosine:.4f}  FMR of other people [{low:.2g}, {high:.2g}]"
+        line = (
+            f"  FMR {each.fmr:g}  cosine >= {each.cosine:z.4f}  FMR of other people [{low:.2g}, {high:.2g}]"
+        )
         if each.fnmr is not None and each.fnmr_interval is not None:
             line += f"  FNMR {percent(each.fnmr)} [{percent(each.fnmr_interval[0])}, {percent(each.fnmr_interval[1])}]"
         assert each.false_accepts is not None, "only a stored threshold may lack it"

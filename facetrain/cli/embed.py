@@ -172,11 +172,11 @@ def compare(
         quality = [None if math.isnan(each) else each for each in compared.quality]
         typer.echo(json.dumps({"cosine": cosine, "quality": quality} | decision))
         return
-    line = f"cosine similarity {cosine:.4f}"
+    line = f"cosine similarity {cosine:z.4f}"
     if threshold:
         verdict = "same person" if compared.same else "different people"
         line += (
-            f": {verdict} at FMR {threshold.fmr:g} (threshold {threshold.cosine:.4f}, from {threshold.data})"
+            f": {verdict} at FMR {threshold.fmr:g} (threshold {threshold.cosine:z.4f}, from {threshold.data})"
         )
     echo_line(line)
     if threshold and threshold.rejects_most:

@@ -117,7 +117,7 @@ def search(
     for result in results:
         echo_line(result["probe"])
         for entry in result["found"]:
-            echo_line(f"  {entry['cosine']:.4f}  {entry['name']}")
+            echo_line(f"  {entry['cosine']:z.4f}  {entry['name']}")
         if not result["found"]:
             echo_line("  no entry reaches the threshold")
 

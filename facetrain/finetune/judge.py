@@ -58,7 +58,7 @@ class Verdict:
         low, high = self.gain.interval
         gained = (
             f"AUC on held-out photos {self.gain.second:.4f} → {self.gain.first:.4f}, difference "
-            f"{self.gain.first - self.gain.second:+.4f} [{low:+.4f}, {high:+.4f}]"
+            f"{self.gain.first - self.gain.second:+z.4f} [{low:+z.4f}, {high:+z.4f}]"
         )
         if self.share == 0:
             return f"no gain is certain: {gained}"
@@ -164,5 +164,5 @@ def describe_thresholds(verdict: Verdict) -> list[str]:
     if verdict.refused:
         return [f"no thresholds: {verdict.refused}"]
     return [
-        f"threshold {each.cosine:.4f} for a false match rate of {each.fmr:g}" for each in verdict.thresholds
+        f"threshold {each.cosine:z.4f} for a false match rate of {each.fmr:g}" for each in verdict.thresholds
     ]

@@ -67,5 +67,5 @@ def _headline(verdict: Verdict) -> tuple[str, str, str, str]:
     """Return kind, number, words and the model that is kept."""
     kind = "good" if verdict.share else "warn"
     gain = verdict.gain
-    number = "–" if gain is None else f"{gain.first - gain.second:+.4f}"
+    number = "–" if gain is None else f"{gain.first - gain.second:+z.4f}"
     return kind, number, verdict.reason, headline(verdict)

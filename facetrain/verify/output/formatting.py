@@ -82,12 +82,12 @@ def format_number(name: str, value: float | None) -> str:
     if value is None:
         return "–"
     if name.endswith(_RATIOS):
-        return f"{value:.3f}"
+        return f"{value:z.3f}"
     if name in _NOT_PERCENT:
-        return f"{value:.5f}"
+        return f"{value:z.5f}"
     if not name.startswith(_SMALL_RATES):
         return percent(value)
-    return f"{value:.1e}" if 0 < abs(value) < _SMALLEST_PERCENT else f"{value:.3%}"
+    return f"{value:.1e}" if 0 < abs(value) < _SMALLEST_PERCENT else f"{value:z.3%}"
 
 
 def format_interval(name: str, interval: tuple[float, float] | None) -> str:
@@ -97,7 +97,7 @@ def format_interval(name: str, interval: tuple[float, float] | None) -> str:
 
 def format_score(result: Result, score: float) -> str:
     """Return the text of a score of a result: scores of other systems may be as small as likelihood ratios."""
-    return f"{score:.4f}" if result.scale == COSINE else f"{score:.6g}"
+    return f"{score:z.4f}" if result.scale == COSINE else f"{score:.6g}"
 
 
 def format_value(name: str, value: float | None, interval: tuple[float, float] | None) -> str:

@@ -294,6 +294,12 @@ def test_a_rate_close_to_0_or_1_is_not_shown_as_0_or_100_percent():
     assert {rate: format_number("accuracy", rate) for rate in shown} == shown
 
 
+@pytest.mark.parametrize("metric", ["accuracy", "fmr", "auc", "fmr_gini", "xnorm"])
+def test_a_difference_that_rounds_to_zero_has_no_sign(metric):
+    assert "-" not in format_number(metric, -0.0)
+    assert metric == "fmr" or "-" not in format_number(metric, -1e-10)
+
+
 def test_a_cell_without_pairs_has_no_rate():
     sides = np.array(["a", "a"], object), np.array(["b", "a"], object)
     found = cross_groups(np.ones(2), np.zeros(2, bool), sides, 1, "x")  # the threshold itself is accepted
