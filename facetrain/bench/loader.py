@@ -63,7 +63,7 @@ def measure_loader(
         "workers": workers,
         "device": str(device),
         "image_bytes": statistics.mean(len(image) for image in images),
-        **speed,
+        "images_per_s": speed,
         "loader_per_decoder": speed["loader"] / speed["decoder"],
         "augmented_per_decoder": speed["loader_augmented"] / speed["decoder"],
     }

@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 import torch
@@ -37,6 +38,7 @@ def bench(*arguments):
 def test_the_loader_is_measured_beside_the_decoder():
     small = ["--workers", 1, "--batch-size", 16, "--seconds", 0.2, "--rounds", 1, "--device", "cpu"]
     printed = output_of("bench", "loader", *small)
+    assert re.search("^images per s  +decoder [0-9,.]+  loader [0-9,.]+  loader augmented ", printed, re.M)
     assert "augmented per decoder  " in printed
 
 
