@@ -16,12 +16,13 @@ from facetrain.backbone.own_network import OwnNetwork
 from facetrain.checkpoint.commit import CHECKPOINTS, complete_steps
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
+from facetrain.data.formats.image_folder import FileDataset
 from facetrain.data.label_problems import FEWEST_PEOPLE, label_remarks
 from facetrain.data.mixture import MixtureDataset
 from facetrain.data.remote_dataset import remarks_on_reading
 from facetrain.data.tools.photo_shapes import describe_photos
 from facetrain.distributed.world import World
-from facetrain.errors import RunError
+from facetrain.errors import RunError, UsageError
 from facetrain.files import error_reason
 from facetrain.head.build import unused_keys
 from facetrain.head.head_group import head_parts
@@ -63,7 +64,10 @@ def check_start(
 
     Raises:
         RunError: the disk cannot hold a checkpoint, or cannot rename a folder.
+        UsageError: the run folder would be a person of the training data.
     """
+    if not state.resumed:
+        _require_no_identity(folder, source)
     facts = gather_facts(config, source, state.world.size)
     # A rate is settled that was measured, with which the run has begun, or that is reported by a check of its own.
     has_begun_so = state.resumed and not raises_lr
@@ -262,6 +266,19 @@ def check_free_space(config: Config, folder: Path, size: int, steps: int, *, hel
         yield (
             f"{folder}: {count} checkpoints of {size / 1e6:,.1f} MB are written, and the disk has {free / 1e6:,.1f} "
             f"MB free; {advice}, or lower checkpoint.keep"
+        )
+
+
+def _require_no_identity(folder: Path, source: FaceDataset) -> None:
+    """Check that a new run is not beside the folders of the people: its page has an image.
+
+    Raises:
+        UsageError: it is.
+    """
+    if type(source) is FileDataset and folder.resolve().parent.samefile(source.path):
+        raise UsageError(
+            f"{folder}: is among the folders of the people in {source.path}, and would be read as one of them; choose "
+            "another --run-dir or run.dir"
         )
 
 

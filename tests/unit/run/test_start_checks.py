@@ -13,7 +13,7 @@ from facetrain.backbone.own_network import OwnNetwork
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.config.loading import build_config, load_config, with_values
 from facetrain.data.build import open_training_data
-from facetrain.errors import ConfigError, RunError
+from facetrain.errors import ConfigError, RunError, UsageError
 from facetrain.head.build import build_margin
 from facetrain.head.partial_fc import PartialFC
 from facetrain.head.settings import MarginSettings
@@ -30,7 +30,7 @@ from facetrain.run.start_checks import (
 )
 from facetrain.run.suited_settings import RunFacts
 from tests.support import training
-from tests.support.datasets import write_records
+from tests.support.datasets import encoded_image, write_records
 from tests.support.world import ONE_RANK
 from tests.unit.plan.helpers import small_config
 
@@ -116,6 +116,18 @@ def test_storage_that_renames_no_folder_is_refused_before_the_first_step(tmp_pat
     monkeypatch.setattr("os.rename", refuse)  # as mounts of object stores do
     with pytest.raises(RunError, match="run.dir"):
         _require_renames(tmp_path)
+
+
+def test_a_run_among_the_folders_of_the_people_is_refused(describe, tmp_path):
+    for number in range(24):
+        person = tmp_path / "photos" / ("ann", "bob")[number % 2]
+        person.mkdir(parents=True, exist_ok=True)
+        (person / f"{number}.png").write_bytes(encoded_image(number))
+    config = load_config(describe(steps=1), [f"data.train={tmp_path}/photos", "eval.targets=[]"])
+    with pytest.raises(UsageError, match=r"photos/run: is among the folders of the people in "):
+        training.train(config, tmp_path / "photos/run")
+    assert {path.name for path in (tmp_path / "photos").iterdir()} == {"ann", "bob"}
+    assert training.train(config, tmp_path / "photos/runs/one") == 0
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
