@@ -144,7 +144,7 @@ def _ijb_results(
     results = {ijb.name: pair_result(pairs, protocol="templates", draws=options.draws)}
     if ijb.probes is not None:
         searches, subjects = _search_galleries(template, unit_TD, entry_TD, ijb.galleries, ijb.probes)
-        results[f"{ijb.name}_1n"] = identification_result(searches, subjects=subjects, draws=options.draws)
+        results[ijb.search_name] = identification_result(searches, subjects=subjects, draws=options.draws)
     return results
 
 

@@ -80,6 +80,11 @@ class IjbSet:
     """Mixed probes of the 1:N protocol; None if the list does not exist."""
 
     @property
+    def search_name(self) -> str:
+        """Name of the result of the 1:N protocol."""
+        return f"{self.name}_1n"
+
+    @property
     def encoded(self) -> Sequence[bytes]:
         """Encoded loose crops, read from disk on access."""
         return lazy_files([self.images / name for name in self.names])

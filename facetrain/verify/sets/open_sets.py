@@ -48,8 +48,9 @@ def open_sets(targets: Iterable[str], folder: Path) -> list[AnySet]:
     """Open several sets.
 
     Raises:
-        PairsError: as `open_set`, or two sets have the same name.
+        PairsError: as `open_set`, or two sets have the same name, or that of IJB's 1:N protocol.
     """
     sets = [open_set(target, folder) for target in targets]
-    require_distinct_names([target.name for target in sets])
+    searches = [one.search_name for one in sets if isinstance(one, IjbSet) and one.probes is not None]
+    require_distinct_names([target.name for target in sets] + searches)
     return sets

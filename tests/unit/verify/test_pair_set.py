@@ -17,6 +17,7 @@ from facetrain.verify.sets.open_sets import open_set, open_sets
 from facetrain.verify.sets.pair_set import PairSet, load_pair_set, load_pair_sets
 from tests.support.datasets import encoded_image
 from tests.support.pairs import convert_bin
+from tests.support.protocols import write_ijb
 
 SAME = [True, False, True]
 IMAGES = [encoded_image(number) for number in range(6)]
@@ -282,6 +283,13 @@ def test_two_sets_of_one_name_are_refused(tmp_path, read):
     (tmp_path / "lfw.xz").write_bytes(lzma.compress((tmp_path / "lfw.bin").read_bytes()))
     with pytest.raises(PairsError, match="two evaluation sets have the same name: lfw, lfw"):
         read([str(tmp_path / "lfw.bin"), str(tmp_path / "lfw.xz")], tmp_path)
+
+
+def test_a_set_with_the_name_of_the_one_to_many_protocol_of_another_one_is_refused(tmp_path):
+    write_ijb(tmp_path / "ijbc")
+    write_bin(tmp_path / "ijbc_1n.bin", IMAGES, SAME)
+    with pytest.raises(PairsError, match="two evaluation sets have the same name: ijbc, ijbc_1n, ijbc_1n"):
+        open_sets([str(tmp_path / "ijbc"), str(tmp_path / "ijbc_1n.bin")], tmp_path)
 
 
 def test_a_missing_set_names_those_that_exist(tmp_path):
