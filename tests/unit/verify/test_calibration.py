@@ -293,7 +293,7 @@ def test_thresholds_are_stored_in_the_metadata_of_an_onnx_file(tmp_path, externa
     (tmp_path / "other").mkdir()
     before = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
     measure = partial(
-        calibrate_model, path, str(tmp_path / "faces"), tmp_path, fmrs=[0.5], inference=Inference("cpu")
+        calibrate_model, path, str(tmp_path / "faces"), tmp_path, fmrs=[0.5, 0.5], inference=Inference("cpu")
     )
     if external:
         with pytest.raises(UsageError, match="beside it; give --output in the folder"):
@@ -305,6 +305,7 @@ def test_thresholds_are_stored_in_the_metadata_of_an_onnx_file(tmp_path, externa
         measure(output=tmp_path / "m.safetensors")
     assert "thresholds" not in open_model(path, torch.device("cpu")).metadata
     written, thresholds = measure()
+    assert len(thresholds) == 1
     again = open_model(path, torch.device("cpu"))
     assert written == path and stored_thresholds(again.metadata, path) == thresholds
     kept = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
