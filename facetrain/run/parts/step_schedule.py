@@ -190,9 +190,10 @@ def schedule_steps(config: Config, num_images: int, world_size: int) -> StepSche
 
 def _steps_per_epoch(config: Config, num_images: int, global_batch: int) -> int:
     if num_images < global_batch:
+        key = "train.batch_size" if config.train.global_batch_size is None else "train.global_batch_size"
         raise ConfigError(
             f"{config.data.train}: the dataset has {count_text(num_images, 'image')}, fewer than one global batch of "
-            f"{global_batch:,}; give a smaller one with --batch or train.batch_size"
+            f"{global_batch:,}; give a smaller {key}"
         )
     return num_images // global_batch
 
