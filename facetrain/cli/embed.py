@@ -98,7 +98,7 @@ def embed(
             )
         leave_to_first_rank()
         rows = "plain and mirrored" if flip else "plain"
-        typer.echo(f"{output}: {count_text(count, 'image')}, {rows}, embeddings of size {size}")
+        echo_line(f"{output}: {count_text(count, 'image')}, {rows}, embeddings of size {size}")
         return
     skipped = list[SkippedFile]() if skip_bad else None
     with progress_bar("embedding") as progress:

@@ -54,7 +54,7 @@ def inspect(
     for line in lines:
         echo_line(line)
     if sheet is not None:
-        typer.echo(f"  contact sheet: {sheet}")
+        echo_line(f"  contact sheet: {sheet}")
 
 
 def _inspect_pairs(path: Path, sheet: Path | None) -> tuple[dict[str, Any], list[str]]:
