@@ -86,9 +86,8 @@ def calibrate_model(
         )
     # Copies in a dataset would be genuine pairs of cosine 1.
     images, labels = _without_copies(images, labels, chosen, target)
-    fmrs = (
-        tuple(dict.fromkeys(fmrs)) or reachable_fmrs(labels) or FMRS[:1]
-    )  # which is then refused, with what it needs
+    # The last of these is then refused, with what it needs.
+    fmrs = tuple(dict.fromkeys(fmrs)) or reachable_fmrs(labels) or FMRS[:1]
     require_enough_people(labels, fmrs, target)
     inference = inference or Inference()
     # The graph of an ONNX file is copied from the file, the weights of the others are in memory.
