@@ -12,6 +12,8 @@ _OVERRIDES = frozenset(("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", 
 _FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
 _LONGEST_NAME = 60
 _MOST_NAMES = 20
+_LARGEST = 1e8
+"""A loss that diverges reaches 1e30, which has 36 characters with four decimals."""
 _MOST_DECIMALS = 9
 """Decimals of a rate: what is smaller is an error of float64, as no set has so many decisions."""
 
@@ -35,6 +37,11 @@ def percent(rate: float) -> str:
     distance = round(min(abs(rate), abs(1 - rate)), _MOST_DECIMALS)
     digits = max(2, math.ceil(-math.log10(distance)) - 1) if 0 < distance < 1 else 2
     return f"{rate:z.{digits}%}"
+
+
+def number_text(value: float, form: str, *, smallest: float = 1e-3) -> str:
+    """Format a number; with three digits if the form would leave none of a smaller one, or very many."""
+    return format(value, form if smallest <= abs(value) < _LARGEST else ".3g")
 
 
 def printable(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -12,6 +13,7 @@ import typer
 
 from facetrain.cli.options import Config as ConfigOption
 from facetrain.cli.options import Json, Set
+from facetrain.text import number_text
 
 if TYPE_CHECKING:
     from facetrain.config.schema import Config
@@ -169,10 +171,10 @@ def _lines(report: dict[str, Any]) -> list[str]:
     if "device" in report:
         lines = [
             f"{report['device']}, one process, {report['identities']:,} identities: "
-            f"{report['images_per_s']:,.4g} images/s, at most {report['peak_bytes'] / _GIB:.2f} GiB"
+            f"{report['images_per_s']:,.4g} images/s, at most {_gib(report['peak_bytes'])}"
         ]
         if report["seconds"]:
-            time = timedelta(seconds=round(report["seconds"]))
+            time = timedelta(seconds=math.ceil(report["seconds"]))
             lines.append(f"the run's {report['images']:,} images: {time}, without verification")
         return [*lines, "The loader is not measured: `facetrain bench loader`."]
     sizes = {name.replace("_", " "): size for name, size in report["parts_bytes"].items() if size}
@@ -180,16 +182,16 @@ def _lines(report: dict[str, Any]) -> list[str]:
     lines = [
         f"{report['gpus']} × {report['memory_bytes'] / _GIB:.4g} GiB, {report['identities']:,} identities, "
         f"{report['batch']} images per GPU",
-        *(f"  {name:16}{size / _GIB:8.2f} GiB" for name, size in sizes.items()),
-        f"  {'total':16}{report['total_bytes'] / _GIB:8.2f} GiB: {verdict} "
+        *(f"  {name:16}{_gib(size):>12}" for name, size in sizes.items()),
+        f"  {'total':16}{_gib(report['total_bytes']):>12}: {verdict} "
         f"({1 - USABLE:.0%} of the memory is left to CUDA)",
     ]
     if report["elsewhere_bytes"]:
         where = "on the disk" if report["placement"] == "disk" else "in the host's memory"
-        lines.append(f"  In addition {report['elsewhere_bytes'] / _GIB:.2f} GiB per GPU {where}.")
+        lines.append(f"  In addition {_gib(report['elsewhere_bytes'])} per GPU {where}.")
     if report["checkpoint_copy_bytes"]:
         lines.append(
-            f"  In addition at most {report['checkpoint_copy_bytes'] / _GIB:.2f} GiB per GPU in the host's memory, for "
+            f"  In addition at most {_gib(report['checkpoint_copy_bytes'])} per GPU in the host's memory, for "
             "the copy of a checkpoint; checkpoint.async: false needs none."
         )
     if report["memory_savers"]:
@@ -202,3 +204,7 @@ def _lines(report: dict[str, Any]) -> list[str]:
     )
     limits = f"largest batch per GPU {report['largest_batch']:,}; {on}"
     return [*lines, limits, "The speed is measured on such a machine: `facetrain plan` without --memory."]
+
+
+def _gib(size: int) -> str:
+    return f"{number_text(size / _GIB, '.2f', smallest=0.01)} GiB"

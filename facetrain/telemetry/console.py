@@ -10,14 +10,11 @@ from rich.console import Console as Terminal
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from facetrain.telemetry.log import logger
-from facetrain.text import percent, printable
+from facetrain.text import number_text, percent, printable
 
 _SHOWN_TAR = "tar@1e-03"
 """True accept rate that a line shows. LFW's 3,000 impostor pairs measure a FAR of 1 in 1,000 from three pairs, and a
 stricter one from a single pair or none."""
-
-_LARGEST = 1e8
-"""A loss that diverges reaches 1e30, which has 36 characters with four decimals."""
 
 
 class Console:
@@ -79,19 +76,14 @@ def _progress_line(step: int, total_steps: int, values: dict[str, Any]) -> str:
     left = timedelta(seconds=round(values.get("left_s", 0)))
     fields = [
         f"step {step}/{total_steps}",
-        f"loss {_number(values['loss'], '.4f')}",
-        *([f"distill loss {_number(values['distill_loss'], '.4f')}"] if "distill_loss" in values else []),
-        f"lr {_number(values['lr'], '.5f')}",
-        f"{_number(values['images_per_s'], ',.0f', smallest=10)} images/s",
+        f"loss {number_text(values['loss'], '.4f')}",
+        *([f"distill loss {number_text(values['distill_loss'], '.4f')}"] if "distill_loss" in values else []),
+        f"lr {number_text(values['lr'], '.5f')}",
+        f"{number_text(values['images_per_s'], ',.0f', smallest=10)} images/s",
         f"{left} left",
         f"peak memory {values['peak_memory_gib']:.2f} GiB",
     ]
     return "  ".join(fields)
-
-
-def _number(value: float, form: str, *, smallest: float = 1e-3) -> str:
-    """Format a number; with three digits if the form would leave none of a smaller one, or very many."""
-    return format(value, form if smallest <= abs(value) < _LARGEST else ".3g")
 
 
 def _verification_line(step: int, name: str, values: dict[str, Any]) -> str:

@@ -58,6 +58,16 @@ def test_the_place_of_centers_that_are_not_on_the_gpu_is_printed(monkeypatch, pl
     assert any(line.endswith(f" GiB per GPU {place}.") for line in lines)
 
 
+def test_no_part_of_a_small_run_takes_nothing(monkeypatch):
+    for search in ("largest_batch", "fewest_gpus"):
+        monkeypatch.setattr(f"facetrain.plan.forecast.{search}", lambda *_: 1)
+    lines = _lines(_counted(small_config(), 100, 1, 80 << 30))
+    assert not [line for line in lines if " 0.00 GiB" in line], lines
+    measured = {"device": "cpu", "identities": 100, "images_per_s": 1e4, "peak_bytes": 3 << 20}
+    lines = _lines(measured | {"images": 100, "seconds": 0.01})
+    assert lines[0].endswith("at most 0.00293 GiB") and "images: 0:00:01," in lines[1], lines
+
+
 @pytest.mark.parametrize(
     ("identities", "batch", "saves"),
     [pytest.param(1000, 4096, True, marks=pytest.mark.slow), (2_200_000, 8, False)],
