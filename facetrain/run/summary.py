@@ -72,8 +72,8 @@ def summarize(folder: Path, config: Config, ending: Ending) -> str:
     lines = ["", f"{folder}: finished in {ending.seconds:.0f} s"]
     if loss in history.metrics:
         (start, first), (step, last) = history.metrics[loss].first, history.metrics[loss].last
-        before = f"{formatted(first, '.3f')} at step {start} → " if step > start else ""
-        lines.append(f"  {loss.replace('_', ' '):9} {before}{formatted(last, '.3f')} at step {step}")
+        before = f"{formatted(first, '.4f')} at step {start} → " if step > start else ""
+        lines.append(f"  {loss.replace('_', ' '):9} {before}{formatted(last, '.4f')} at step {step}")
         if ending.has_learned and _has_grown(first, last):
             lines.append(
                 "  did not learn: the loss has grown or is not finite; lower optim.lr (`--lr find` finds a rate)"

@@ -16,7 +16,7 @@ from facetrain.config.loading import CONFIG_FILE, load_config
 from facetrain.errors import ConfigError
 from facetrain.run.folder.run_files import METRICS_FILE
 from facetrain.telemetry.jsonl import stream_jsonl
-from facetrain.text import percent
+from facetrain.text import number_text, percent
 
 _MOST_STRETCHES = 2000
 """Stretches of a curve with two points each: more than a page has pixels."""
@@ -152,7 +152,7 @@ def trained_loss_of(folder: Path) -> str:
 
 
 def formatted(value: Any, form: str) -> str:
-    """Format a value of metrics.jsonl, where NaN and infinity are texts; `%` as `percent`."""
+    """Format a value of metrics.jsonl, where NaN and infinity are texts, as the console does; `%` as `percent`."""
     if not isinstance(value, int | float):
         return str(value)
-    return percent(value) if form == "%" else format(value, form)
+    return percent(value) if form == "%" else number_text(value, form)

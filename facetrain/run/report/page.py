@@ -126,7 +126,7 @@ def _headline(history: History, state: RunState, trained: str) -> dict[str, Any]
         name, accuracy = next(iter(history.best.items()))
         number, words = percent(accuracy), f"best accuracy on {name}; {words}"
     elif (loss := history.last(trained)) is not None:
-        number, words = formatted(loss, ".4g"), f"loss; {words}"
+        number, words = formatted(loss, ".4f"), f"loss; {words}"
     return {
         "kind": KINDS.get(state.state, "none"),
         "headline": number,
@@ -140,7 +140,7 @@ def _tiles(history: History, state: RunState, trained: str) -> Iterator[tuple[st
     for name, accuracy in list(history.best.items())[1:]:
         yield f"best accuracy on {name}", percent(accuracy)
     if loss := history.metrics.get(trained):
-        yield f"loss, {formatted(loss.first[1], '.4g')} at first", formatted(loss.last[1], ".4g")
+        yield f"loss, {formatted(loss.first[1], '.4f')} at first", formatted(loss.last[1], ".4f")
     if speed := history.metrics.get("images_per_s"):
         yield f"images per second, {speed.low:,.0f} to {speed.high:,.0f}", f"{speed.median:,.0f}"
     if state.state == RUNNING and isinstance(left := history.last("left_s"), float) and math.isfinite(left):

@@ -212,7 +212,7 @@ def test_the_best_run_is_the_best_on_the_set_that_most_runs_have(tmp_path):
     rows = [line.split() for line in format_runs(runs).splitlines()]
     assert [row[0] for row in rows] == ["run", "a", "b", "c", "d"]
     assert rows[3] == ["c", "failed", "20", "of", "?", "20", "–", "agedb", "99.00%"]
-    assert rows[4] == ["d", "failed", "1", "of", "40", "–", "0.0000", "–"]
+    assert rows[4] == ["d", "failed", "1", "of", "40", "–", "0", "–"]
     (tmp_path / "d" / "checkpoints" / "step_00000000").mkdir()
     assert format_runs(list_runs(tmp_path / "d")).split()[-3:] == ["0", "0.0000", "–"]
 

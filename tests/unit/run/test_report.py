@@ -123,7 +123,7 @@ def test_the_first_lines_of_the_page_are_the_best_and_the_last_numbers(tmp_path,
     lines.close()
     tiles = [
         ("best accuracy on agedb", "60.00%"),
-        ("loss, 30 at first", "10"),
+        ("loss, 30.0000 at first", "10.0000"),
         ("images per second, 100 to 400", "250"),
         ("waited for images since the last start", "1.5 s"),
         ("peak memory of rank 0", "2.00 GiB"),
@@ -185,7 +185,8 @@ def test_the_curves_are_of_the_loss_that_is_trained_and_of_the_one_beside_it(
     found = run_values(tmp_path, history)
     assert found["curves"] == [f"curve-{panel}" for panel in panels]
     assert (
-        found["headline"] == ("0.25" if weight == 0 else "5") and found["words"] == "loss; failed at step 1"
+        found["headline"] == ("0.2500" if weight == 0 else "5.0000")
+        and found["words"] == "loss; failed at step 1"
     )
 
 

@@ -35,13 +35,13 @@ def test_a_run_that_is_a_part_of_another_command_suggests_no_next_one(tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("margin_weight", "line"), [(0, "distill loss 9.000 at step 10"), (1, "loss      5.000 at step 10")]
+    ("margin_weight", "line"), [(0, "distill loss 0.000412 at step 10"), (1, "loss      5.0000 at step 10")]
 )
 def test_the_summary_has_the_loss_that_is_trained(tmp_path, margin_weight, line):
     distill = {"teacher": "x", "loss": "cosine", "margin_weight": margin_weight}
     config = build_config({"data": {"train": "x"}, "distill": distill}, "test")
     lines = JsonLines(tmp_path / "metrics.jsonl")
-    lines.write(10, {"loss": 5.0, "distill_loss": 9.0})
+    lines.write(10, {"loss": 5.0, "distill_loss": 4.12e-4})
     lines.close()
     text = summarize(tmp_path, config, Ending())
     assert f"  {line}\n" in text
