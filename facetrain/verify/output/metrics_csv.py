@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Iterator
 
-from facetrain.text import spreadsheet_text
+from facetrain.text import printable, spreadsheet_text
 from facetrain.verify.metrics.result import MetricTable
 from facetrain.verify.model_results import ModelResults
 from facetrain.verify.output.formatting import format_p
@@ -30,16 +30,14 @@ def metrics_csv(evaluation: ModelResults) -> str:
 
 def _rows(evaluation: ModelResults) -> Iterator[Row]:
     for name, result in evaluation.results.items():
-        place = (spreadsheet_text(name), "", "")
+        # From names of files, which need not be UTF-8, as the table is.
+        shown, other = (spreadsheet_text(printable(each)) for each in (name, evaluation.against))
+        place = (shown, "", "")
         yield from _metric_rows(place, result.with_error_rates())
         for group in [*result.groups, *result.group_summaries]:
-            place = (
-                spreadsheet_text(name),
-                spreadsheet_text(group.column),
-                spreadsheet_text(group.value or ""),
-            )
+            place = (shown, spreadsheet_text(group.column), spreadsheet_text(group.value or ""))
             yield from _metric_rows(place, MetricTable(group.metrics, group.interval, {}, {}))
-        place = (spreadsheet_text(name), "against", spreadsheet_text(evaluation.against))
+        place = (shown, "against", other)
         for metric, pair in evaluation.differences.get(name, {}).items():
             yield (*place, metric, pair.first - pair.second, *pair.interval, "", f"p {format_p(pair)}")
 

@@ -67,6 +67,15 @@ def test_the_table_has_the_differences_to_the_other_model():
         assert (row["set"], row["group"], row["remark"]) == ("set", "'=y", f"p {format_p(pair)}")
 
 
+def test_the_table_is_utf_8_although_a_name_is_not():
+    found = ModelResults("x", {"caf\udce9": scored(0)}, {}, is_leader=True).compared_with(
+        "r\udce9", {"caf\udce9": scored(0.15)}
+    )
+    text = metrics_csv(found).encode("utf-8").decode()
+    assert {row["set"] for row in csv.DictReader(text.splitlines())} == {r"caf\xe9"}
+    assert r",against,r\xe9," in text
+
+
 def test_a_worse_model_differs_significantly_although_the_intervals_overlap():
     better, worse = scored(0), scored(0.15)
     found = compare_results(better, worse)["auc"]
