@@ -12,7 +12,8 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,17 @@ def allow_all() -> None:
     """Let every place run in this process: the user trusts the config or the model that names it."""
     global _allows_all
     _allows_all = True
+
+
+@contextmanager
+def allowing_all(is_allowed: bool) -> Iterator[None]:
+    """Let every place run in this process inside of the block, as `allow_all`; otherwise change nothing."""
+    global _allows_all
+    before, _allows_all = _allows_all, _allows_all or is_allowed
+    try:
+        yield
+    finally:
+        _allows_all = before
 
 
 def allow_option(is_needed: bool) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from pydantic import ValidationError
 
+from facetrain import own_parts
 from facetrain.api.dataset import PathLike
 from facetrain.api.model import Model, load_model
 from facetrain.errors import RunError, UsageError
@@ -38,9 +39,9 @@ class Run:
         with os_errors_as(RunError, self.folder):
             return read_jsonl(self.folder / METRICS_FILE)
 
-    def load_model(self, device: str = "auto") -> Model:
-        """Open the model of the run."""
-        return load_model(self, device)
+    def load_model(self, device: str = "auto", *, allow_code: bool = False) -> Model:
+        """Open the model of the run, see `load_model`. A run of this process has allowed the code of its own config."""
+        return load_model(self, device, allow_code=allow_code)
 
 
 def train(
@@ -49,6 +50,7 @@ def train(
     *,
     dataset: PathLike | None = None,
     resume: bool = False,
+    allow_code: bool = False,
     **overrides: Any,
 ) -> Run:
     """Train a backbone and its head in this process, on one GPU or on the CPU, and return the run.
@@ -69,6 +71,8 @@ def train(
         dataset: dataset to train on, in place of that of the config, as by `--data`: verified on its own sets, which
             lie beside it. To replace nothing but the path, set `data.train`.
         resume: continue the run if its folder has a checkpoint; otherwise start it.
+        allow_code: whether the code (MODULE:NAME) that a file of the config names may run, such as that of a teacher.
+            Only for files that you trust. The code that the config itself names runs.
         overrides: values that replace those of the config: a section with a dict of its keys, or a dotted key.
 
     Raises:
@@ -87,6 +91,7 @@ def train(
         run_dir=_plain(run_dir),
         own_data=dataset is not None,
         resume_existing=resume,
+        allow_code=allow_code,
     )
 
 
@@ -99,7 +104,8 @@ def resume(
 ) -> Run:
     """Continue a run from a checkpoint, by default the newest, and return the run.
 
-    `checkpoint` is its step. With `allow_code`, code that the config of the run names (MODULE:NAME) may run.
+    `checkpoint` is its step. With `allow_code`, code that the config of the run or one of its files names
+    (MODULE:NAME) may run.
 
     Examples:
         >>> run = facetrain.resume("runs/quickstart", train={"epochs": 10})
@@ -139,7 +145,11 @@ def _train(**asked: Any) -> Run:
     dtype = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:
-        with torch.random.fork_rng(gpus), torch.inference_mode(False):
+        with (
+            own_parts.allowing_all(request.allow_code),
+            torch.random.fork_rng(gpus),
+            torch.inference_mode(False),
+        ):
             code = train_request(request, on_folder=folders.append)
         # Known only now: a new run gets a number, and a run in a mirror continues in a folder of this machine.
         return _finished(folders[-1], code)

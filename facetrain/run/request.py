@@ -92,7 +92,8 @@ class TrainRequest(BaseModel, frozen=True, extra="forbid", ser_json_inf_nan="con
     chosen: tuple[str, ...] = ()
     """What was measured and chosen, a line each."""
     allow_code: bool = False
-    """Whether the code that the config of a run to continue names may run. That of a new run may."""
+    """Whether the code may run that a file of the config names, such as a teacher, or the config of a run to continue.
+    That of the config of a new run may."""
     profile: bool = False
     """Whether a few steps are profiled."""
     is_part: bool = False

@@ -1,6 +1,7 @@
 """Files of other people that name code: no command imports it."""
 
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -71,13 +72,15 @@ def test_a_model_that_names_code_runs_it_in_no_command(home, command):
     assert not (home / "imported").exists()
 
 
-@pytest.mark.parametrize("load", [facetrain.load_model, lambda path: facetrain.Run(path).load_model()])
+@pytest.mark.parametrize(
+    "load", [facetrain.load_model, lambda path, **options: facetrain.Run(path).load_model(**options)]
+)
 def test_load_model_runs_code_only_if_it_is_allowed(home, load):
     with pytest.raises(ConfigError, match=f"theirs.safetensors.*{PLACE}"):
         load(home / THEIRS)
     assert not (home / "imported").exists()
     with pytest.raises(ConfigError, match=PLACE):  # the module has no Net
-        facetrain.load_model(home / THEIRS, allow_code=True)
+        load(home / THEIRS, allow_code=True)
     assert (home / "imported").exists()
 
 
@@ -87,6 +90,17 @@ def test_evaluate_runs_code_only_if_it_is_allowed(home, models):
         facetrain.evaluate(**models, sets="photos")
     with pytest.raises(ConfigError, match=f"{PLACE}: .*code_of_others.py has no such function"):
         facetrain.evaluate(**models, sets="photos", allow_code=True)
+
+
+def test_train_runs_the_code_of_a_teacher_only_if_it_is_allowed(home):
+    teacher = {"distill.teacher": THEIRS, "train.batch_size": 8, "train.global_batch_size": None}
+    train = partial(facetrain.train, "quickstart", "run", dataset="photos", **teacher)
+    with pytest.raises(ConfigError, match=f"theirs.safetensors.*{PLACE}.*allow_code=True"):
+        train()
+    with pytest.raises(ConfigError, match=f"{PLACE}: .*code_of_others.py has no such function"):
+        train(allow_code=True)
+    with pytest.raises(ConfigError, match="allow_code=True"):
+        facetrain.load_model(THEIRS)
 
 
 def test_a_benchmark_runs_the_code_that_its_command_line_names(home):
