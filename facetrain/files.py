@@ -117,6 +117,17 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def require_utf_8(name: str | os.PathLike[str]) -> None:
+    """Check that a name is text in UTF-8: configs, JSON and the libraries of model files hold no other.
+
+    Raises:
+        UsageError: it has a byte that is not, which is half a character in Python's names of files.
+    """
+    text = os.fspath(name)
+    if any("\ud800" <= char <= "\udfff" for char in text):
+        raise UsageError(f"{text}: a name that is not UTF-8; rename the file or folder")
+
+
 def read_regular_text(path: Path) -> str:
     """Return the text of a file without a byte order mark; bytes that are not UTF-8 are replaced.
 

@@ -10,6 +10,7 @@ import typer
 from facetrain.cli.options import local_file
 from facetrain.cli.outputs import echo_line, require_existing, require_no_input, require_writable
 from facetrain.errors import UsageError
+from facetrain.files import require_utf_8
 
 
 def average(
@@ -43,6 +44,7 @@ def average(
         raise UsageError(f"{models[0]}: an average needs at least two models")
     if output.suffix != ".safetensors":
         raise UsageError(f"{output}: a model file ends with .safetensors")
+    require_utf_8(output)
     require_no_input(models, output)
     require_writable(output)
     require_existing(*models)

@@ -13,6 +13,7 @@ import typer
 from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import DataDir, Float32InferenceOptions, Json, local_file, local_set
 from facetrain.cli.outputs import echo_line, leave_to_first_rank, require_existing, require_writable
+from facetrain.files import require_utf_8
 from facetrain.own_parts import allow_option
 from facetrain.text import count_text, percent, shell_path
 
@@ -72,6 +73,8 @@ def calibrate(
     They are measured on the photos of known people.
     """
     # What needs no torch is checked before its import, which takes seconds.
+    if output is not None:
+        require_utf_8(output)
     require_writable(output)
     require_existing(model)
     from facetrain.cli.progress_bar import progress_bar

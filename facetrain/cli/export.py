@@ -15,6 +15,7 @@ from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import Model
 from facetrain.cli.outputs import echo_line, require_existing, require_no_input, require_writable, write_text
 from facetrain.errors import UsageError
+from facetrain.files import require_utf_8
 from facetrain.models.export.formats import FORMATS, ExportFormat, ExportOptions
 from facetrain.remote.publish import push, require_accepted
 from facetrain.text import shell_path
@@ -59,6 +60,7 @@ def export(
     format = _format_of(format, output)
     row = FORMATS[format]
     _check_options(format, row, file, images)
+    require_utf_8(output)
     require_writable(*row.files(output), outputs.model_card)
     require_no_input((model, images), *row.files(output), outputs.model_card)
     require_existing(model, images)

@@ -12,6 +12,7 @@ from facetrain.config.loading import CONFIG_FILE, load_config, override_values, 
 from facetrain.config.schema import Config
 from facetrain.data.settings import SET_SUFFIXES
 from facetrain.errors import FacetrainError, UsageError
+from facetrain.files import require_utf_8
 from facetrain.remote.address import is_read_in_place, is_remote, public
 from facetrain.remote.download import address_of, is_name, pinned
 
@@ -55,14 +56,23 @@ def with_absolute_paths(config: Config) -> Config:
 
     Relative paths are relative to the current folder. The names of evaluation sets in `eval.dir` stay as they are: only
     those that `with_paths_of_sets` has marked are paths.
+
+    Raises:
+        UsageError: an absolute path is not UTF-8, which may be the fault of the current folder.
     """
     plain = plain_config(config)
     paths = {key: path for key in _PATHS if (path := lookup(plain, key)) and not is_remote(path)}
-    values: dict[str, Any] = {key: os.path.abspath(path) for key, path in paths.items()}
+    values: dict[str, Any] = {key: _absolute(path) for key, path in paths.items()}
     values["eval.targets"] = [
-        os.path.abspath(target) if target.startswith((".", "/")) else target for target in config.eval.targets
+        _absolute(target) if target.startswith((".", "/")) else target for target in config.eval.targets
     ]
     return Config.model_validate(override_values(plain, values))
+
+
+def _absolute(path: str) -> str:
+    path = os.path.abspath(path)
+    require_utf_8(path)
+    return path
 
 
 def with_paths_of_sets(config: Config) -> Config:

@@ -28,7 +28,14 @@ from facetrain.distinct import distinct
 from facetrain.distributed.devices import pick_device
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import DataError, RunError, UsageError
-from facetrain.files import make_folder, os_errors_as, read_regular_text, sha256_of, write_atomically
+from facetrain.files import (
+    make_folder,
+    os_errors_as,
+    read_regular_text,
+    require_utf_8,
+    sha256_of,
+    write_atomically,
+)
 from facetrain.finetune.choices import Choice, Facts, choose, config_text
 from facetrain.finetune.first_model import backbone_of, trainable_model
 from facetrain.finetune.photo_faces import needed_finder, split_faces, write_faces, write_pairs
@@ -83,10 +90,13 @@ def prepare(
         bar: opens a progress bar with a title.
 
     Raises:
-        UsageError: the output exists, the photos are not aligned and there is no detector, or there is no such device.
+        UsageError: a path is not UTF-8, the output exists, the photos are not aligned and there is no detector, or
+            there is no such device.
         DataError: the photos cannot be read, or are too few.
         ModelError: the model cannot be fine-tuned.
     """
+    for path in (request.photos, request.model, request.output):
+        require_utf_8(os.path.abspath(path))
     source = _open_photos(request)
     place, backbone = Workplace(request.output), backbone_of(request.model)
     others = _open_targets(request.targets, place)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from facetrain.backbone.base import DEFAULT_IMAGE_SIZE
 from facetrain.errors import ModelError, RunError, missing_package
 from facetrain.face_landmarks import NORMALIZED_TEMPLATE
-from facetrain.files import damage_reason, error_reason, new_file
+from facetrain.files import damage_reason, error_reason, new_file, require_utf_8
 from facetrain.models.checksum import require_sound_onnx
 from facetrain.models.onnx_constants import plain_form
 from facetrain.models.onnx_layers import mean_and_scale, parse_metadata
@@ -165,7 +165,9 @@ def open_onnx(path: Path) -> OnnxNetwork:
     Raises:
         ModelError: it is not an ONNX file, its graph does not map square RGB images to embeddings, or the package
             onnx or onnxruntime is not installed.
+        UsageError: the path is not UTF-8.
     """
+    require_utf_8(path)  # onnxruntime opens no other
     try:
         import onnxruntime
     except ImportError as error:

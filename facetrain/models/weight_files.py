@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from facetrain.errors import ModelError
-from facetrain.files import error_reason
+from facetrain.files import error_reason, require_utf_8
 from facetrain.models.checksum import CHECKSUM_KEY, checksum_of, require_checksum
 from facetrain.models.published_weights import below, convert_published
 from facetrain.text import listed
@@ -59,6 +59,7 @@ def read_weights(path: Path, own_names: Set[str] = frozenset()) -> WeightFile:
 
     Raises:
         ModelError: the file is missing, contains something else than tensors, or has an unknown color order.
+        UsageError: the path of a .safetensors file is not UTF-8.
     """
     if not path.is_file():
         raise ModelError(f"{path}: no such file")
@@ -254,6 +255,7 @@ def require_same_shapes(module: nn.Module, weights: dict[str, Tensor], origin: s
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    require_utf_8(path)  # safetensors opens no other
     try:
         with safe_open(str(path), framework="pt") as file:
             names = list(file.keys())

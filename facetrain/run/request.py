@@ -10,6 +10,7 @@ from pydantic import BaseModel, model_validator
 
 from facetrain.config.loading import values_of_overrides
 from facetrain.errors import UsageError
+from facetrain.files import require_utf_8
 from facetrain.strict_yaml import dump_in_line
 
 
@@ -48,13 +49,7 @@ def _require_plain(key: str, value: Any) -> None:
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         raise UsageError(f"{key}: a config cannot hold a {kind}; use numbers, texts, lists and dicts")
     else:
-        _require_utf_8(f"{key}={value}")
-
-
-def _require_utf_8(name: str) -> None:
-    # A byte that is not UTF-8 is half a character in Python's names of files.
-    if any("\ud800" <= char <= "\udfff" for char in name):
-        raise UsageError(f"{name}: a name that is not UTF-8; rename the file or folder")
+        require_utf_8(f"{key}={value}")
 
 
 def dataset_overrides(dataset: str) -> tuple[str, ...]:
@@ -111,7 +106,7 @@ class TrainRequest(BaseModel, frozen=True, extra="forbid", ser_json_inf_nan="con
             raise UsageError("the run folder is an empty text; give a folder, or leave it out")
         for name in (self.run_dir, self.config, *self.overrides):
             if isinstance(name, str):
-                _require_utf_8(name)
+                require_utf_8(name)
         for section, value in self.config.items() if isinstance(self.config, dict) else ():
             _require_plain(section, value)
         return self

@@ -2,6 +2,7 @@
 
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -178,6 +179,45 @@ def test_a_name_that_is_not_utf_8_is_refused_before_a_process_starts(words):
     message = printable(str(refused))
     assert type(refused) is UsageError and "x\\xff" in message
     assert message.endswith(": a name that is not UTF-8; rename the file or folder")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["embed", "NAME/model.safetensors", "DATASET", "--output", "x.npz"],
+        ["embed", "NAME/model.onnx", "DATASET", "--output", "x.npz"],
+        ["average", "model.safetensors", "model.safetensors", "--output", "NAME/x.safetensors"],
+        ["calibrate", "model.safetensors", "--target", "DATASET", "--output", "NAME/x.safetensors"],
+        ["export", "model.safetensors", "--output", "NAME/x.onnx"],
+        ["finetune", "NAME", "--model", "model.safetensors", "--output", "out"],
+    ],
+    ids=" ".join,
+)
+def test_a_path_that_a_model_file_cannot_have_is_refused_before_the_work(
+    model, dataset, tmp_path, monkeypatch, words
+):
+    monkeypatch.chdir(tmp_path)
+    name = os.fsdecode(b"x\xff")
+    shutil.copytree(dataset, name)
+    for file in ("model.safetensors", "model.onnx"):
+        shutil.copy(model, os.path.join(name, file))
+    before = sorted(tmp_path.rglob("*"))
+    refused = refusal(
+        *(word.replace("NAME", name).replace("DATASET", str(dataset / "data")) for word in words)
+    )
+    message = printable(str(refused))
+    assert type(refused) is UsageError and "x\\xff" in message
+    assert message.endswith(": a name that is not UTF-8; rename the file or folder")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_run_in_a_folder_that_is_not_utf_8_is_refused(describe, tmp_path, monkeypatch):
+    config, folder = describe(), tmp_path / os.fsdecode(b"x\xff")
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    refused = refusal("train", "--config", config, "--set", "run.dir=runs")
+    assert type(refused) is UsageError and "x\\xff" in printable(str(refused))
+    assert not [*folder.iterdir()]
 
 
 @pytest.mark.parametrize(
