@@ -28,7 +28,7 @@ from facetrain.distributed.process_lifetime import own_local_rank
 from facetrain.errors import RunError
 
 _STORE_TIMEOUT = timedelta(seconds=10)
-_POLL_S = 0.02
+_POLL_S, _LONGEST_POLL_S = 0.02, 0.5
 _IS_SERVED = "TORCHELASTIC_USE_AGENT_STORE"
 """Variable of torch: whether an elastic agent serves the store at the address in the environment."""
 _served: dict[tuple[str, int], Store] = {}
@@ -80,7 +80,7 @@ def join_rendezvous(timeout_s: float, local_size: int) -> Rendezvous:
     own.set(f"place/{rank}", f"{socket.gethostname()}, process {os.getpid()}")
     cores, host_cores = _count_cores(own, rank, local_size)
     address = LOOPBACK if local_size == world_size else _shared_address(own, rank, world_size)
-    places = own.multi_get([f"place/{other}" for other in range(world_size)])
+    places = _wait_for(own, [f"place/{other}" for other in range(world_size)])
     names = [place.decode(errors="replace") for place in places]
     return Rendezvous(own, rank, rendezvous_id, names, address, cores, host_cores)
 
@@ -91,7 +91,7 @@ def _count_cores(store: Store, rank: int, local_size: int) -> tuple[int, int]:
     store.set(f"cores/{rank}", json.dumps(sorted(own)))
     first = rank - own_local_rank()  # the ranks of a host follow each other
     keys = [f"cores/{other}" for other in range(first, first + local_size) if other != rank]
-    others = [set[int](json.loads(cores)) for cores in store.multi_get(keys)]
+    others = [set[int](json.loads(cores)) for cores in _wait_for(store, keys)]
     return share_of_cores(own, others), cores_of([own, *others])
 
 
@@ -104,7 +104,7 @@ def _shared_address(store: Store, rank: int, world_size: int) -> str:
         return own
     # The store is on this host, whose name leads to its loopback interface. The other hosts reach the store by another
     # one: that which leads to them.
-    addresses = store.multi_get([f"address/{other}" for other in range(world_size)])
+    addresses = _wait_for(store, [f"address/{other}" for other in range(world_size)])
     others = [address for address in map(bytes.decode, addresses) if not is_loopback(address)]
     return address_toward(others[0], port) if others else own
 
@@ -136,8 +136,8 @@ def watchdog_address(rendezvous: Rendezvous) -> tuple[tuple[str, int] | None, so
     None if rank 0 cannot listen.
     """
     if rendezvous.rank:
-        # `get` waits until rank 0 has published it.
-        published = rendezvous.store.get("watchdog").decode().rpartition(" ")
+        (value,) = _wait_for(rendezvous.store, ["watchdog"])
+        published = value.decode().rpartition(" ")
         return ((published[0], int(published[2])) if published[0] else None), None
     listener, host = None, ""
     with suppress(OSError):
@@ -149,6 +149,24 @@ def watchdog_address(rendezvous: Rendezvous) -> tuple[tuple[str, int] | None, so
     port = listener.getsockname()[1] if listener else 0
     rendezvous.store.set("watchdog", f"{host} {port}")
     return ((host, port) if listener else None), listener
+
+
+def _wait_for(store: Store, keys: list[str]) -> list[bytes]:
+    """Return the values of keys that other ranks set.
+
+    By polls: the store's own wait is in C++, where no handler of Python runs, so that Ctrl-C would not end this rank.
+
+    Raises:
+        RunError: they did not set them within the timeout of the store.
+    """
+    timeout_s, pause_s = store.timeout.total_seconds(), _POLL_S  # type: ignore[attr-defined]
+    deadline = time.monotonic() + timeout_s
+    while not store.check(keys):
+        if time.monotonic() > deadline:
+            raise RunError(f"the other ranks did not arrive within {timeout_s:.0f} s; see their output")
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_POLL_S)  # hundreds of ranks may wait for one
+    return list(store.multi_get(keys))
 
 
 def _with_prefix(rendezvous_id: str, store: Store) -> Store:
@@ -214,6 +232,7 @@ def _receive_id(store: Store, rank: int) -> str:
     # A random request, not the rank: the answer to an earlier process of this rank is still in the store.
     request = secrets.token_hex(8)
     store.set(f"request/{rank}", request)
-    rendezvous_id = str(store.get(f"answer/{request}").decode())  # blocks until it is there
+    (answer,) = _wait_for(store, [f"answer/{request}"])
+    rendezvous_id = answer.decode()
     store.set(f"confirmed/{rendezvous_id}/{rank}", "")
     return rendezvous_id

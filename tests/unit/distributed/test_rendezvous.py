@@ -1,7 +1,9 @@
 """Rendezvous at a store that still holds the keys of an earlier start."""
 
+import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
@@ -41,6 +43,21 @@ def test_a_long_wait_for_a_rank_is_reported_once(monkeypatch, capsys):
     assert capsys.readouterr().err == (
         "waiting for rank 1, which has not arrived yet; see the output of its host\n"
     )
+
+
+def test_a_signal_ends_the_wait_for_another_rank_and_so_does_its_limit():
+    store = dist.HashStore()
+    store.set_timeout(timedelta(seconds=0.2))
+    with pytest.raises(RunError, match="other ranks did not arrive within 0 s"):
+        _receive_id(store, 1)
+    store.set_timeout(timedelta(seconds=60))
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            _receive_id(store, 1)
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_a_program_that_trains_twice_meets_the_other_ranks_in_the_store_of_the_first_time(monkeypatch):
