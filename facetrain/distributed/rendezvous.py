@@ -28,7 +28,7 @@ from facetrain.distributed.process_lifetime import own_local_rank
 from facetrain.errors import RunError
 
 _STORE_TIMEOUT = timedelta(seconds=10)
-_POLL_S, _LONGEST_POLL_S = 0.02, 0.5
+_POLL_S, _LONGEST_POLL_S = 0.02, 0.1
 _IS_SERVED = "TORCHELASTIC_USE_AGENT_STORE"
 """Variable of torch: whether an elastic agent serves the store at the address in the environment."""
 _served: dict[tuple[str, int], Store] = {}
