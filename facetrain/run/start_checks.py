@@ -16,7 +16,6 @@ from facetrain.backbone.own_network import OwnNetwork
 from facetrain.checkpoint.commit import CHECKPOINTS, complete_steps
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
-from facetrain.data.formats.image_folder import FileDataset
 from facetrain.data.label_problems import FEWEST_PEOPLE, label_remarks
 from facetrain.data.mixture import MixtureDataset
 from facetrain.data.remote_dataset import remarks_on_reading
@@ -275,11 +274,13 @@ def _require_no_identity(folder: Path, source: FaceDataset) -> None:
     Raises:
         UsageError: it is.
     """
-    if type(source) is FileDataset and folder.resolve().parent.samefile(source.path):
-        raise UsageError(
-            f"{folder}: is among the folders of the people in {source.path}, and would be read as one of them; choose "
-            "another --run-dir or run.dir"
-        )
+    # Of an image folder, also as a part of a mixture or with some people left out, this is the folder of the people.
+    for path in source.files:
+        if path.is_dir() and folder.resolve().parent.samefile(path):
+            raise UsageError(
+                f"{folder}: is among the folders of the people in {path}, and would be read as one of them; choose "
+                "another --run-dir or run.dir"
+            )
 
 
 def _require_renames(folder: Path) -> None:

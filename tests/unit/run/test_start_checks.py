@@ -126,6 +126,10 @@ def test_a_run_among_the_folders_of_the_people_is_refused(describe, tmp_path):
     config = load_config(describe(steps=1), [f"data.train={tmp_path}/photos", "eval.targets=[]"])
     with pytest.raises(UsageError, match=r"photos/run: is among the folders of the people in "):
         training.train(config, tmp_path / "photos/run")
+    (tmp_path / "mix.yaml").write_text("datasets: [{path: photos}]")
+    mixed = load_config(describe(steps=1), [f"data.train={tmp_path}/mix.yaml", "eval.targets=[]"])
+    with pytest.raises(UsageError, match=r"photos/run: is among the folders of the people in "):
+        training.train(mixed, tmp_path / "photos/run")
     assert {path.name for path in (tmp_path / "photos").iterdir()} == {"ann", "bob"}
     assert training.train(config, tmp_path / "photos/runs/one") == 0
 
