@@ -156,10 +156,10 @@ def schedule_steps(config: Config, num_images: int, world_size: int) -> StepSche
     for number, (until_epoch, staged) in enumerate(stage_configs(config), start=1):
         try:
             stage_local = local_batch_size(staged, world_size)
+            stage_batch = stage_local * world_size * config.optim.accumulate
+            stage_steps = _steps_per_epoch(staged, num_images, stage_batch)
         except ConfigError as error:
             raise ConfigError(f"stage {number} of train.stages: {error}") from error
-        stage_batch = stage_local * world_size * config.optim.accumulate
-        stage_steps = _steps_per_epoch(config, num_images, stage_batch)
         # Whole epochs, each with the number of steps that follows from the batch size of the stage.
         stop_step = first_step + (until_epoch - first_epoch) * stage_steps
         stages.append(

@@ -114,7 +114,7 @@ def test_the_batch_of_a_stage_divides_over_the_ranks_and_fits_the_dataset():
     ):
         stages = [{"until_epoch": 1, "global_batch_size": 20}, STAGES[1]]
         schedule_steps(config_of(stages, images=20), IMAGES, 5)
-    with pytest.raises(ConfigError, match=r"batch of 208\b"):
+    with pytest.raises(ConfigError, match=r"^stage 1 .*batch of 208; give a smaller train.global_batch_size"):
         schedule_steps(config_of([{"until_epoch": 1, "global_batch_size": 208}]), IMAGES, 1)
 
 
