@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from datetime import date
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, model_validator
@@ -45,6 +46,8 @@ def _require_plain(key: str, value: Any) -> None:
     elif isinstance(value, list | tuple):
         for index, each in enumerate(value):
             _require_plain(f"{key}[{index}]", each)
+    elif isinstance(value, date):  # which YAML makes of a text without quotes
+        raise UsageError(f"{key}: give the date {value} as a text, in quotes")
     elif value is not None and not isinstance(value, str | bool | int | float):
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         raise UsageError(f"{key}: a config cannot hold a {kind}; use numbers, texts, lists and dicts")
