@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from datetime import date
 from pathlib import Path
 from typing import get_overloads, get_type_hints
 
@@ -26,6 +27,7 @@ from tests.support.models import SMALL, write_model
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("api")
+    torch.manual_seed(0)
     write_model(folder / "m.safetensors")
     write_records(folder / "faces", [0, 0, 1, 1, 2], size=32)
     (folder / "images").mkdir()
@@ -196,6 +198,7 @@ def test_landmarks_that_have_no_effect_are_refused(folder, model):
     ("value", "reason"),
     [
         (torch.tensor(0.1), r": a config cannot hold a torch\.Tensor;"),
+        (date(2020, 1, 2), r": give the date 2020-01-02 as a text, in quotes"),
         ({"a": {1, 2}}, r"\.a: a config cannot hold a .*set;"),
         ([0.9, np.ones(2)], r"\[1\]: a config cannot hold a numpy\.ndarray;"),
         ({(1, 2): 3}, r": the key \(1, 2\) is not text"),
