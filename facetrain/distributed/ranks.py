@@ -172,6 +172,9 @@ class Ranks:
             if is_printed:
                 raise unprinted(str(error), getattr(error, "exit_code", RunError.exit_code)) from error
             raise
+        except BaseException:  # a signal, perhaps to this rank alone: the others must not wait for it
+            self._leave(waits=False)
+            raise
         self._leave(waits=True)
 
     def _is_printed_by_another(self, error: Exception) -> bool:

@@ -78,6 +78,14 @@ def test_a_rank_that_fails_alone_does_not_wait_and_is_not_waited_for(error):
     assert events == ["closes its files", "ends"] * 3
 
 
+@pytest.mark.parametrize(("number", "key"), [(0, "leaving/all"), (1, "leaving/1")])
+def test_a_rank_that_a_signal_ends_is_not_waited_for(number, key):
+    store = HashStore()
+    with pytest.raises(SystemExit), rank(number, store).leaving_together():
+        raise SystemExit(143)
+    assert store.check([key])
+
+
 @pytest.mark.parametrize(("kind", "code"), [(UsageError, 2), (RuntimeError, 1)])
 def test_of_ranks_that_fail_alone_with_the_same_error_the_first_prints_it(kind, code):
     store, raised = HashStore(), []
