@@ -180,7 +180,8 @@ def _start(settings: Settings) -> subprocess.Popen[bytes]:
         process = _popen(settings)
     assert process.stdin is not None, "stdin is a pipe"
     # Through the pipe and not by the command line, which every user of the host can read: one setting is the token.
-    process.stdin.write(json.dumps(settings._asdict()).encode() + b"\n")
+    with suppress(BrokenPipeError):  # it was killed, which `_follow` reports
+        process.stdin.write(json.dumps(settings._asdict()).encode() + b"\n")
     if settings.listener is not None:
         # The watchdog has its own copy; with this one open, the port would outlive it.
         os.close(settings.listener)
