@@ -7,12 +7,12 @@ and all ranks receive the plan through their store.
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from facetrain import own_parts
 from facetrain.__main__ import run_program
-from facetrain.cli.launch_options import end_on_signals
-from facetrain.run.request import TrainRequest
+
+if TYPE_CHECKING:
+    from facetrain.run.request import TrainRequest
 
 
 def rank_arguments(request: TrainRequest) -> list[str]:
@@ -23,6 +23,7 @@ def rank_arguments(request: TrainRequest) -> list[str]:
 
 def train_on_this_rank(request: TrainRequest) -> int:
     """Train what is asked, in this process and its peers if there are any; return the exit code."""
+    from facetrain.cli.launch_options import end_on_signals
     from facetrain.cli.options import download
     from facetrain.run.train import train
 
@@ -33,7 +34,10 @@ def main() -> None:
     """Be a rank; end the process with the exit code of the run or of its error."""
 
     def run() -> None:
+        # Here, as all imports that take a while: a Ctrl-C meanwhile has no traceback.
+        from facetrain import own_parts
         from facetrain.cli.app import end_with
+        from facetrain.run.request import TrainRequest
 
         request = TrainRequest.model_validate_json(sys.argv[1])
         if request.allow_code:  # also the code of a file that the config names, such as a teacher

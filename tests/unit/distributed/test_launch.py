@@ -48,6 +48,16 @@ def test_a_signal_ends_a_rank_of_torchrun_at_once_until_it_has_met_the_others():
     assert ended.returncode == -signal.SIGHUP
 
 
+def test_a_rank_imports_little_before_a_signal_ends_it_without_a_traceback():
+    script = (
+        "import sys; before = set(sys.modules); import facetrain.cli.rank; print(*set(sys.modules) - before)"
+    )
+    imported = subprocess.run(
+        [sys.executable, "-c", script], env=environment(), capture_output=True, text=True
+    )
+    assert "facetrain.cli.rank" in imported.stdout and "pydantic" not in imported.stdout
+
+
 @pytest.mark.parametrize(("action", "code"), [("SIG_DFL", 129), ("SIG_IGN", 0)])
 def test_a_process_survives_the_end_of_its_terminal_only_under_nohup(action, code):
     ended = subprocess.run([sys.executable, "-c", HANG_UP, action], env=environment())
