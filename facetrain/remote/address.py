@@ -97,7 +97,9 @@ def _split(url: str) -> SplitResult | None:
     try:
         parts = urlsplit(url)
         # The port of `https://user:pass/word@host` would be `pass`, and that of `https://user:12/34@host` is 12.
-        return parts if parts.port is None or "@" not in parts.path else None
+        # Of `https://user:/word@host` there is none, and still its colon.
+        has_port = parts.port is not None or parts.netloc.endswith(":")
+        return None if has_port and "@" in parts.path else parts
     except ValueError:
         return None
 

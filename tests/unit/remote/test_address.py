@@ -68,6 +68,7 @@ def test_an_address_that_cannot_be_used_is_refused_without_its_secrets(url, word
         ("https://a@b:secret@host/a", "https://host/a"),
         ("https://user:sec/ret@host/a", "https://..."),
         ("https://user:12/secret@host/a", "https://..."),
+        ("https://user:/secret@host/a", "https://..."),
         ("https://host:12/a?b@c", "https://host:12/a"),
         ("hf://org/repo/file@main", "hf://org/repo/file@main"),
         ("read 'https://u:secret@h/a?b' and s3://b/c", "read 'https://h/a' and s3://b/c"),
