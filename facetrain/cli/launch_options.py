@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -72,6 +73,8 @@ def start(
         names = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in given.items())
         raise UsageError(f"{names}: has no effect {launcher}; remove it, or give it to the launcher")
     if launched_by_torchrun():
+        if os.getpid() == 1:  # of a container: a signal without a handler does nothing
+            end_on_signals()
         sys.exit(run())
     end_on_signals()
     sys.exit(launch(run, topology(**asdict(options), device=device()), rank_arguments))

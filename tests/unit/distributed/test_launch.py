@@ -11,11 +11,11 @@ from facetrain.distributed.grace_period import export_grace_period, grace_s
 from tests.support.command import environment
 
 HANG_UP = """
-import os, signal, sys
+import signal, sys
 from facetrain.cli.launch_options import LaunchOptions, start
 
 def train():
-    os.kill(os.getpid(), signal.SIGHUP)
+    signal.raise_signal(signal.SIGHUP)
     return 0
 
 signal.signal(signal.SIGHUP, getattr(signal, sys.argv[1]))
@@ -42,10 +42,11 @@ def test_a_signal_ends_a_rank_at_once_until_it_has_met_the_others_and_then_so_th
     assert ended.returncode == code
 
 
-def test_a_signal_ends_a_rank_of_torchrun_at_once_until_it_has_met_the_others():
+def test_a_signal_ends_a_rank_of_torchrun_before_it_has_met_the_others_also_as_first_of_a_container():
     by_torchrun = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    ended = subprocess.run([sys.executable, "-c", HANG_UP, "SIG_DFL"], env=environment() | by_torchrun)
-    assert ended.returncode == -signal.SIGHUP
+    for before, code in (("", -signal.SIGHUP), ("import os; os.getpid = lambda: 1", 129)):
+        script = [sys.executable, "-c", f"{before}\n{HANG_UP}", "SIG_DFL"]
+        assert subprocess.run(script, env=environment() | by_torchrun).returncode == code
 
 
 def test_a_rank_imports_little_before_a_signal_ends_it_without_a_traceback():
